@@ -251,7 +251,7 @@ def ratio(compared: dict[str, AccuracyComparison]) -> dict[str, Any]:
     return found(turns) | {"error_range": likely(errors), "measured_each": [t / o for o, t in sides["measured"]]}
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description="simulator against engine")
     parser.add_argument("--model", default="default")
     parser.add_argument("--turns", type=int, default=3)
@@ -267,7 +267,7 @@ def main() -> None:
     uneven = Recipe(AtOnce(), Uniform(8, 64), LogNormal(24, 1.2, 2, 250), 32, vocab_size=bench.vocab_size)
     each |= {name: (configure(config, batching=name, max_sequences=8), uneven) for name in BATCHINGS}
     recorder = StepRecorder()
-    calibrated = make_engine(config, loaded, bench.sizing, bench.machine.hearing(recorder.hear))
+    calibrated = make_engine(config, loaded, bench.sizing, bench.machine.hearing(recorder.record))
     calibration = Calibration(calibrated, recorder, bench.vocab_size, Random(bench.seed + len(found.pieces)))
     calibration.warm_up()
     pieces = CalibrationPieces(calibration)
@@ -284,7 +284,7 @@ def main() -> None:
         found.keep()
         print(f"turn {turn + 1} of {args.turns} is over", flush=True)
     if args.measures_only:
-        return
+        return 0
     profile = profile_of(bench, found, calibrated.depth)
     show_fit(profile)
     compared = {}
@@ -313,7 +313,10 @@ def main() -> None:
     }
     if args.out:
         args.out.write_text(json.dumps(record, indent=1) + "\n")
+    missed = [name for name in record["workloads"] if misses(data[name])]
+    print(f"missed in {', '.join(missed)}" if missed else "every figure is within its target")
+    return 1 if missed else 0
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock import LLM, SamplingParams
-from penstock.runtime.engine.matching import Grammars
+from penstock.runtime.engine.grammar_state import Grammars
 
 LONG = {"type": "array", "items": {"type": "string"}, "minItems": 2000}
 
@@ -109,9 +109,9 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     with LLM(options.model, max_sequences=options.sequences) as llm:
-        matching = llm.engine.matching
-        assert matching is not None, "grammars need llguidance"
-        matching.grammars = timed = TimedFills(matching.grammars)
+        grammar_state = llm.engine.grammar_state
+        assert grammar_state is not None, "grammars need llguidance"
+        grammar_state.grammars = timed = TimedFills(grammar_state.grammars)
         every = ways(options.sequences, options.tokens)
         prompts = [f"Write a report about place number {number}, in JSON." for number in range(options.sequences)]
         rates: dict[str, list[float]] = {name: [] for name in every}

@@ -3,11 +3,12 @@
 Each field's docstring is its help text on the command line. What was found at start lives in `sizing.Sizing`.
 """
 
+import re
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from penstock.errors import ConfigError
 
@@ -54,6 +55,36 @@ class ModelConfig:
             )
 
 
+class Bound(NamedTuple):
+    """What a lossy cache keeps."""
+
+    keeps: Literal["first", "heaviest"]
+    num_kept: int
+    num_recent: int
+
+
+BOUNDS = {"streaming": Bound("first", 4, 1020), "h2o": Bound("heaviest", 512, 512)}
+MOST_KEPT = 1 << 20
+
+
+def bound_of(asked: str) -> Bound | None:
+    """What --long-context asks for; None for everything."""
+    name, _, sizes = asked.partition(":")
+    found = re.fullmatch(r"([0-9]{1,7})\+([0-9]{1,7})", sizes)
+    if asked == "full":
+        return None
+    if name not in BOUNDS or (sizes and found is None) or asked.endswith(":"):
+        raise ConfigError(
+            f"--long-context is {asked[:40]}; choose full, streaming, h2o, or numbers of tokens with them: streaming:4+1020"
+        )
+    if found is None:
+        return BOUNDS[name]
+    num_kept, num_recent = map(int, found.groups())
+    if not num_recent or num_kept + num_recent > MOST_KEPT:
+        raise ConfigError(f"--long-context is {asked}; keep 1 recent token or more, and {MOST_KEPT:,} in all at most")
+    return Bound(BOUNDS[name].keeps, num_kept, num_recent)
+
+
 @dataclass(frozen=True, slots=True)
 class CacheConfig:
     """The paged KV cache."""
@@ -76,8 +107,12 @@ class CacheConfig:
     """Folder that keeps KV blocks over restarts; every block is verified before it is used (default: none)"""
     kv_disk_size: str = "10GiB"
     """Most that --kv-disk takes"""
+    long_context: str = "full"
+    """What layers that see everything keep of a text: full, or lossy and of a fixed size, whatever its length,
+    streaming[:FIRST+RECENT] tokens (StreamingLLM) or h2o[:HEAVIEST+RECENT] of each head (heavy hitters)"""
 
     def __post_init__(self) -> None:
+        bound_of(self.long_context)
         if self.block_size not in (8, 16, 32, 64, 128):
             raise ConfigError(f"--block-size is {self.block_size}; choose 8, 16, 32, 64 or 128")
         _check_positive("--num-blocks", self.num_blocks)
@@ -276,6 +311,10 @@ class ClusterConfig:
     """Another is started when fewer than 95 % of the requests that wait would have a first token within this (default: none)"""
     down_delay_s: float = 300.0
     """How long fewer replicas must suffice before one is drained and ended"""
+    window_s: float = 15.0
+    """Time in which replicas at most double, whatever the load; 0 sets no bound"""
+    arrival_curve: Path | None = None
+    """File to keep requests a second by the time of day in: replicas are ready when the load of the days before comes again"""
     look_s: float = 1.0
     """Seconds between checks of load and replicas"""
     replica_cpus: float | None = None
@@ -295,11 +334,35 @@ class ClusterConfig:
             raise ConfigError(f"--kv-target is {self.kv_target}; choose a share above 0, at most 1")
         if self.ttft_target_s is not None and not 0.0 < self.ttft_target_s <= 86_400.0:
             raise ConfigError(f"--ttft-target-s is {self.ttft_target_s}; choose seconds above 0")
-        for name, least in (("down_delay_s", 0.0), ("look_s", 0.05)):
+        for name, least in (("down_delay_s", 0.0), ("window_s", 0.0), ("look_s", 0.05)):
             if not least <= getattr(self, name) <= 86_400.0:
                 raise ConfigError(
                     f"--{name.replace('_', '-')} is {getattr(self, name)}; choose {least:g} seconds to a day"
                 )
+
+
+@dataclass(frozen=True, slots=True)
+class TlsConfig:
+    """Certificates of a listener, as PEM files; a renewed one is taken up while requests run."""
+
+    tls_cert: Path | None = None
+    """File with the certificate to show to clients and those that sign it: then HTTPS alone is spoken"""
+    tls_key: Path | None = None
+    """File with the private key of --tls-cert"""
+    tls_client_ca: Path | None = None
+    """File with certificates of those who sign clients: a client without a certificate of theirs is not let in (mTLS)"""
+
+    def __post_init__(self) -> None:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ConfigError("--tls-cert and --tls-key go together; give both")
+        if self.tls_client_ca is not None and self.tls_cert is None:
+            raise ConfigError(
+                "--tls-client-ca asks clients for certificates over TLS; give --tls-cert and --tls-key too"
+            )
+
+    @property
+    def scheme(self) -> str:
+        return "http" if self.tls_cert is None else "https"
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,6 +415,7 @@ class ServerConfig:
     """Collector to send a span of every request to (OpenTelemetry over HTTP): times and counts, never text"""
     price_per_hour: float | None = None
     """Dollars an hour of what this server runs on: then metrics have what 1,000 tokens cost"""
+    tls: TlsConfig = field(default_factory=TlsConfig)
 
     def __post_init__(self) -> None:
         if self.price_per_hour is not None and not 0.0 <= self.price_per_hour < 1e6:
@@ -379,7 +443,7 @@ class ServerConfig:
 
     def check_keyed(self) -> None:
         """Once all keys are known, those of the environment too: nobody from outside comes in without one."""
-        if not self.keys and not is_loopback(self.host):
+        if not self.keys and not is_loopback(self.host) and self.tls.tls_client_ca is None:
             raise ConfigError(
                 f"--host {self.host} can be reached from other machines but there is no key; "
                 "give one with --api-key or in PENSTOCK_API_KEY, or listen on 127.0.0.1"
@@ -392,7 +456,7 @@ class ServerConfig:
 
     @property
     def num_tenants(self) -> int:
-        """Those who are told apart; behind a router there may be any number."""
+        """Tenants with keys of their own; behind a router there may be any number."""
         return len(self.api_key) + len(self.admin_key) + (2 if self.router_key else 0)
 
 
@@ -429,6 +493,7 @@ class ListenConfig:
     """How long a shutdown waits for answers in progress"""
     admin_port: int | None = None
     """Port of the admin API on this machine, with the key in PENSTOCK_ADMIN_KEY; 0 takes a free one"""
+    tls: TlsConfig = field(default_factory=TlsConfig)
 
     def __post_init__(self) -> None:
         for flag, port in (("--port", self.port), ("--admin-port", self.admin_port or 0)):
@@ -440,6 +505,14 @@ class ListenConfig:
             raise ConfigError(f"--drain-s is {self.drain_s}; choose 0 seconds to a day")
         if any(len(key) < 8 for key in self.api_key):
             raise ConfigError("an --api-key is shorter than 8 characters; choose one that cannot be guessed")
+
+    def check_keyed(self) -> None:
+        """Once all keys are known: nobody from outside comes in without one, or without a certificate."""
+        if not self.api_key and not is_loopback(self.host) and self.tls.tls_client_ca is None:
+            raise ConfigError(
+                f"--host {self.host} can be reached from other machines but there is no key; "
+                "give one with --api-key, or listen on 127.0.0.1"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -466,6 +539,8 @@ class RouterConfig:
     """File to append every choice to: what was known, what was chosen, why; no text"""
     otlp_endpoint: str | None = None
     """Collector to send spans of every request to (OpenTelemetry over HTTP): times and counts, never text"""
+    replica_ca: Path | None = None
+    """File with certificates of those who sign https:// replicas, in place of the system's; they are shown --tls-cert"""
 
     def __post_init__(self) -> None:
         _check_choice("--policy", self.policy, RoutingPolicy)

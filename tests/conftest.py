@@ -8,7 +8,9 @@ slow      campaigns, and what takes more than some seconds of a core where somet
 """
 
 import os
+import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -58,6 +60,9 @@ TORCH_FILES = (
 )
 
 
+LIMIT_S = 300.0
+"""Of one test."""
+
 FIRST = (
     "test_real_model.py",
     "ops/test_interpreted.py",
@@ -80,6 +85,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         item.add_marker(homes.get(item.path.relative_to(TESTS).parts[0], "plain"))
     items.sort(key=_turn)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """A test that hangs fails: no wait of a test is longer than its machine's patience, and few follow one another."""
+    if item.get_closest_marker("slow") is not None or not hasattr(signal, "setitimer"):
+        return (yield)
+
+    def give_up(number: int, frame: object) -> None:
+        raise TimeoutError(f"{item.nodeid} has not ended after {LIMIT_S:.0f} s; it hangs, or belongs to the slow tier")
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.setitimer(signal.ITIMER_REAL, LIMIT_S)
+    try:
+        return (yield)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def _turn(item: pytest.Item) -> int:

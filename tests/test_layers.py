@@ -1,6 +1,9 @@
 """Who may import whom, and what no layer may touch. The tables are the architecture; docs/ARCHITECTURE.md shows them."""
 
 import ast
+import itertools
+import re
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -56,7 +59,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "cluster": ("errors", "sim.scaling", "cli.main"),
     "gateway": ("errors", "marks", "metrics", "store"),
     "sim": (
-        "errors", "garbage", "core", "cost", "router.policy", "workload", "metrics", "config", "sizing", "draft",
+        "errors", "garbage", "core", "cost", "router.policy", "workload", "metrics", "config", "sizing", "draft", "models.spec",
+        "models.adapters",
     ),
     "planner": (
         "errors", "core", "cost", "router.policy", "workload", "metrics", "config", "sizing", "sim", "draft.rule",
@@ -88,38 +92,29 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
 THIRD_PARTY: dict[str, tuple[str, ...]] = {
     "torch": ("ops", "layers", "execution", "train", "quantize", "evaluate"),
     "triton": ("ops",),
-    "numpy": (
-        "formats",
-        "text",
-        "ops",
-        "layers",
-        "execution",
-        "cost",
-        "workload",
-        "metrics",
-        "sim",
-        "planner",
-        "bench",
-        "offline",
-        "quantize",
-        "evaluate",
-    ),
+    "numpy": ("formats", "text", "ops", "execution", "cost", "workload", "offline", "quantize", "evaluate"),
     "tokenizers": ("text",),
     "jinja2": ("text",),
     "llguidance": ("text",),
     "huggingface_hub": ("formats",),
     "rich": ("console", "cli"),
-    "fastapi": ("server",),
     "starlette": ("server",),
     "uvicorn": ("server", "assembly"),
-    "msgspec": ("engine", "execution", "server", "bench", "assembly", "cli", "router", "edge", "gateway"),
+    "msgspec": ("engine", "execution", "server", "bench", "assembly", "router", "edge", "gateway"),
     "httptools": ("bench", "router"),
+    "websockets": ("router",),
     "psycopg": ("store",),
     "jwt": ("gateway",),
     "zmq": ("engine",),
     "ray": ("cluster",),
-    "prometheus_client": ("metrics", "server"),
     "opentelemetry": ("server", "router", "metrics"),
+    "uvloop": ("cli", "assembly"),
+    "tqdm": ("formats",),
+    "pynvml": ("measure",),
+    "httpx": ("cli", "conform"),
+    "openai": ("conform",),
+    "anthropic": ("conform",),
+    "ollama": ("conform",),
 }
 
 NO_CLOCK = (
@@ -146,8 +141,8 @@ NO_CLOCK = (
 
 MAX_MODULES = 16
 
-CONVENTIONS = ("Config", "Cut")
-"""A config per command, a cut per kernel family."""
+CONVENTIONS = ("Config",)
+"""One per command."""
 
 MAY_READ_ENVIRONMENT = ("cli", "console", "measure", "assembly")
 
@@ -229,9 +224,16 @@ def test_a_room_imports_only_what_the_table_allows() -> None:
             is_ours = name.startswith("penstock.")
             if is_ours and target.split(".")[0] != room and not is_within(target, MAY_IMPORT[room]):
                 faults.append(f"{module_of(path)}: {room} may not import {name}")
-            if top in THIRD_PARTY and room not in THIRD_PARTY[top]:
+            is_foreign = not is_ours and top != "penstock" and top not in sys.stdlib_module_names
+            if is_foreign and room not in THIRD_PARTY.get(top, ()):
                 faults.append(f"{module_of(path)}: {room} may not import {top}")
     assert not faults
+
+
+def test_every_row_of_other_people_s_packages_is_used() -> None:
+    used = {(name.split(".")[0], room_of(path)) for path in sources() for name in imports(path)}
+    dead = [(package, room) for package, rooms in THIRD_PARTY.items() for room in rooms if (package, room) not in used]
+    assert not dead, f"nothing there imports it any more: {dead}"
 
 
 def test_the_runtime_needs_neither_service_nor_tools() -> None:
@@ -283,10 +285,76 @@ def packages() -> list[Path]:
     return sorted(path.parent for path in PACKAGE.rglob("__init__.py"))
 
 
-def test_every_package_stands_in_the_architecture_page() -> None:
-    page = (ROOT / "docs" / "ARCHITECTURE.md").read_text()
-    missing = [str(folder.relative_to(PACKAGE)) for folder in packages() if f"{folder.name}/" not in page]
-    assert not missing, f"docs/ARCHITECTURE.md does not name {missing}"
+def architecture() -> str:
+    return (ROOT / "docs" / "ARCHITECTURE.md").read_text()
+
+
+def described() -> dict[tuple[Path, ...], str]:
+    """The lines of the architecture page's tree that belong to the folders which begin one."""
+    found: dict[tuple[Path, ...], list[str]] = {}
+    above: list[tuple[int, tuple[Path, ...]]] = []
+    for line in architecture().split("```")[1].splitlines():
+        indent, words = len(line) - len(line.lstrip()), line.split()
+        names = list(itertools.takewhile(lambda word: word.endswith("/"), words))
+        folders: tuple[Path, ...] = ()
+        begins = bool(words) and indent <= 4 and words[0].endswith(("/", ".py"))
+        while begins and above and above[-1][0] >= indent:
+            above.pop()
+        if begins and names and names[0] != "penstock/":
+            parent = above[-1][1][-1] if above else PACKAGE
+            folders = tuple(parent / name.rstrip("/") for name in names if (parent / name.rstrip("/")).is_dir())
+        if folders:
+            above.append((indent, folders))
+        for _, those in above:
+            found.setdefault(those, []).append(line)
+    return {folders: "\n".join(lines) for folders, lines in found.items()}
+
+
+def test_every_package_stands_in_the_architecture_page_where_it_belongs() -> None:
+    lines = {folder: text for folders, text in described().items() for folder in folders}
+    missing = []
+    for folder in packages():
+        within = next((parent for parent in folder.parents if parent in lines), None)
+        text = architecture().split("```")[1] if within is None else lines[within]
+        if folder != PACKAGE and not re.search(rf"(^|[\s(]){folder.name}/", text):
+            missing.append(str(folder.relative_to(PACKAGE)))
+    assert not missing, f"the tree of docs/ARCHITECTURE.md does not name {missing} beneath the folders they are in"
+
+
+def test_the_architecture_page_names_only_modules_that_exist() -> None:
+    for folders, text in described().items():
+        names = set(re.findall(r"(?<![\w/`.])(\w+\.py)\b", text))
+        dead = sorted(name for name in names if not any(any(folder.rglob(name)) for folder in folders))
+        assert not dead, f"docs/ARCHITECTURE.md names {dead} in {folders[0].relative_to(PACKAGE)}, where they are not"
+    there = [f"/{path.relative_to(ROOT)}" for path in (*sources(), *(ROOT / "tests").rglob("*.py"))]
+    paths = sorted(set(re.findall(r"`((?:\w+/)+\w+\.py)`", architecture())))
+    dead = [name for name in paths if not any(one.endswith(f"/{name}") for one in there)]
+    assert not dead, f"docs/ARCHITECTURE.md names {dead}, which do not exist"
+
+
+VAGUE = ("Whoever", "Somebody", "Someone", "Anybody", "Nobody", "Everybody", "Those", "These", "They", "That")
+
+
+def test_a_docstring_begins_with_what_it_is_about() -> None:
+    vague = [
+        f"{module_of(path)}:{node.lineno}"
+        for path in sources()
+        for node in nodes(path)
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        if re.match(rf"({'|'.join(VAGUE)})\b", node.value.value)
+    ]
+    assert not vague, f"the subject is a noun, not one of {VAGUE}: {vague}"
+
+
+def test_only_commands_print() -> None:
+    printing = [
+        f"{module_of(path)}:{node.lineno}"
+        for path in sources()
+        if room_of(path) not in ("cli", "console", "log")
+        for node in nodes(path)
+        if isinstance(node, ast.Call) and dotted(node.func) == "print"
+    ]
+    assert not printing, "a library logs; what the operator must read goes through log.say"
 
 
 def test_every_module_and_package_says_what_it_is() -> None:

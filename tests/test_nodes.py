@@ -7,17 +7,20 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import httpx
 import pytest
 
 from penstock import LLM
 from penstock.config import ParallelConfig, split_address
 from penstock.errors import ConfigError
-from tests.machine import PATIENCE_S
+from tests.machine import PATIENCE_S, wait_until
+from tests.machines import reason_against, two_machines
+from tests.models.tiny import qwen3_moe
 from tests.real import DEFAULT, model_path
-from tests.server.serving import ROOT, serving
+from tests.server.serving import KEY, ROOT, serving
 from tests.test_ranks import PROMPTS, completed
 
 HERE, THERE = "127.0.0.1", "127.0.0.2"
@@ -63,6 +66,69 @@ def test_stages_on_two_machines_give_one_text_and_go_on_when_one_is_lost(tmp_pat
         assert other.poll() is None, "it waits for the next engine"
     with serving("--max-context", "512", model=model, is_real=True) as alone:
         assert completed(alone) == right, PROMPTS[3]
+
+
+def write_mixture(folder: Path) -> Path:
+    """A mixture of six experts of random numbers, over a vocabulary of bytes."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    words = Tokenizer(models.BPE(vocab={letter: number for number, letter in enumerate(alphabet)}, merges=[]))
+    words.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    words.decoder = decoders.ByteLevel()
+    qwen3_moe(vocab_size=len(alphabet), num_hidden_layers=4).save(folder)
+    words.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+LAYOUTS = {"dense": ("--tensor", "2", "--pipeline", "2"), "experts": ("--expert", "2", "--pipeline", "2")}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(reason_against()), reason=reason_against() or "there can be")
+@pytest.mark.parametrize("kind", LAYOUTS)
+def test_ranks_on_two_machines_with_a_network_between_them_give_the_text_of_one(kind: str, tmp_path: Path) -> None:
+    """Two network namespaces: nothing but the bridge joins them, so what is bound to a loopback is not found."""
+    model = str(model_path(DEFAULT) if kind == "dense" else write_mixture(tmp_path))
+    rest = ("--max-context", "256", "--dtype", "float32", "--api-key", KEY)
+    with ExitStack() as stack:
+        first, second = stack.enter_context(two_machines())
+        address = f"{first.address}:29511"
+        spread = ["--nodes", "2", "--rendezvous", address, "--host", first.address, "--port", "8000"]
+        words = [sys.executable, "-m", "penstock"]
+        stack.enter_context(running(second.command([*words, "rank", address, "--here", second.address])))
+        served = first.command([*words, "serve", model, *LAYOUTS[kind], *spread, *rest])
+        process = stack.enter_context(running(served))
+        together = said(f"http://{first.address}:8000", process)
+    with running([*words, "serve", model, "--port", "8011", *rest]) as process:
+        assert said("http://127.0.0.1:8011", process) == together
+
+
+@contextmanager
+def running(words: list[str]) -> Iterator["subprocess.Popen[bytes]"]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.communicate(timeout=PATIENCE_S)
+
+
+def said(url: str, process: "subprocess.Popen[bytes]") -> list[str]:
+    with httpx.Client(base_url=url, headers={"authorization": f"Bearer {KEY}"}, timeout=PATIENCE_S) as http:
+
+        def is_ready() -> bool:
+            assert process.poll() is None, process.communicate()[1].decode()
+            try:
+                return http.get("/readyz").status_code == 200
+            except httpx.TransportError:
+                return False
+
+        wait_until(is_ready, 2 * PATIENCE_S)
+        body = {"max_tokens": 24, "temperature": 0, "ignore_eos": True}
+        answers = [http.post("/v1/completions", json=body | {"prompt": prompt}).json() for prompt in PROMPTS]
+    return [answer["choices"][0]["text"] for answer in answers]
 
 
 @pytest.mark.slow

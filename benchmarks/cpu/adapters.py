@@ -12,10 +12,10 @@ import tempfile
 import time
 from pathlib import Path
 
-import torch
-from safetensors.torch import save_file
+import numpy as np
 
 from penstock import LLM, SamplingParams
+from penstock.runtime.formats.safetensors_out import write_safetensors
 from penstock.runtime.models.spec import GQA, GatedMLP, ModelSpec
 
 STREAMS, TOKENS = 8, 48
@@ -35,15 +35,17 @@ def write(folder: Path, spec: ModelSpec, rank: int, seed: int) -> Path:
         "mlp.up_proj": (mlp.width, hidden),
         "mlp.down_proj": (hidden, mlp.width),
     }
-    generator = torch.Generator().manual_seed(seed)
+    drawn = np.random.default_rng(seed).standard_normal(max(rows + columns for rows, columns in shapes.values()) * rank)
+    numbers = drawn.astype(np.float16)
     tensors = {}
     for layer in range(spec.num_layers):
         for module, (rows, columns) in shapes.items():
             name = f"base_model.model.model.layers.{layer}.{module}"
-            tensors[f"{name}.lora_A.weight"] = torch.randn((rank, columns), generator=generator) * columns**-0.5
-            tensors[f"{name}.lora_B.weight"] = torch.randn((rows, rank), generator=generator) * 0.02
+            a, b = numbers[: rank * columns], numbers[rank * columns : rank * (columns + rows)]
+            tensors[f"{name}.lora_A.weight"] = np.roll(a, layer).reshape(rank, columns) * np.float16(columns**-0.5)
+            tensors[f"{name}.lora_B.weight"] = np.roll(b, layer).reshape(rows, rank) * np.float16(0.02)
     folder.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, folder / "adapter_model.safetensors")
+    write_safetensors(folder / "adapter_model.safetensors", tensors)
     (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": rank, "lora_alpha": rank}))
     return folder
 

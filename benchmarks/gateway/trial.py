@@ -2,10 +2,11 @@
 
     python -m benchmarks.gateway.trial --requests 1000 --spenders 64
 
-Sixty-four spenders of two tenants ask in every dialect, streamed and whole. A server is killed every few seconds and started
-again, the database is stopped in mid-load and comes back. Then it is counted: requests without an answer (lost), answers that
-are not the oracle's (wrong), dollars beyond the budget (overspent), answered requests without a record of their usage
-(unrecorded). Each must be 0.
+Sixty-four spenders of two tenants ask in every dialect, streamed and whole. Every few seconds a server is killed and started
+again, another is stopped for a while and goes on as if nothing had been (it hangs), and a fourth replica, which says that it is
+ready and serves the model, answers with rubbish all the time (it lies). The database is stopped in mid-load and comes back.
+Then it is counted: requests without an answer (lost), answers that are not the oracle's (wrong), dollars beyond the budget
+(overspent), answered requests without a record of their usage (unrecorded). Each must be 0.
 """
 
 import argparse
@@ -33,7 +34,7 @@ from penstock.service.gateway.accounts.budgets import budgets
 from penstock.service.gateway.keys import create_key
 from penstock.service.gateway.settings import read_settings
 from tests.gateway.postgres import Postgres, postgres
-from tests.server.serving import chat_text, oracle_text, user
+from tests.server.serving import ROOT, chat_text, oracle_text, user
 
 MODEL = "oracle:step_ms=2"
 BUDGET_USD = 0.012
@@ -67,13 +68,15 @@ class Fleet:
 
     def __init__(self, folder: Path, rules: Path) -> None:
         self.folder = folder
-        self.ports = [free_port() for _ in range(3)]
+        self.ports = [free_port() for _ in range(4)]
         self.servers = [self._serve(number) for number in range(3)]
+        words = [sys.executable, "-m", "benchmarks.gateway.liar", str(self.ports[3]), MODEL]
+        self.liar = subprocess.Popen(words, stdout=subprocess.PIPE, cwd=ROOT)
         self.urls = []
         self.routers = []
         for number in range(2):
             port = free_port()
-            replicas = [f"--replica=r{one}=http://127.0.0.1:{self.ports[one]}" for one in range(3)]
+            replicas = [f"--replica=r{one}=http://127.0.0.1:{self.ports[one]}" for one in range(4)]
             words = ["route", *replicas, f"--gateway={rules}", f"--port={port}", "--probe-s=0.2", "--wait-s=30"]
             self.routers.append(self._start(words, f"router-{number}"))
             self.urls.append(f"http://127.0.0.1:{port}")
@@ -83,10 +86,20 @@ class Fleet:
         self.servers[number].wait()
         self.servers[number] = self._serve(number)
 
+    def hang(self, number: int, seconds: float) -> None:
+        """It neither answers nor closes anything."""
+        os.kill(self.servers[number].pid, signal.SIGSTOP)
+        time.sleep(seconds)
+        os.kill(self.servers[number].pid, signal.SIGCONT)
+
+    def num_lies(self) -> int:
+        self.liar.terminate()
+        return int(self.liar.communicate()[0].split()[-1])
+
     def close(self) -> None:
-        for one in (*self.routers, *self.servers):
+        for one in (*self.routers, *self.servers, self.liar):
             one.terminate()
-        for one in (*self.routers, *self.servers):
+        for one in (*self.routers, *self.servers, self.liar):
             try:
                 one.wait(20)
             except subprocess.TimeoutExpired:
@@ -204,6 +217,11 @@ async def run(trial: Trial, database: Postgres, options: argparse.Namespace) -> 
                 return
             await asyncio.to_thread(trial.fleet.kill, number)
             trial.counts["servers killed"] += 1
+            await asyncio.sleep(options.kill_s)
+            if done.is_set():
+                return
+            await asyncio.to_thread(trial.fleet.hang, (number + 1) % 3, options.hang_s)
+            trial.counts["servers hung"] += 1
 
     async def outage() -> None:
         while len(trial.answered) < options.requests // 4:
@@ -218,7 +236,6 @@ async def run(trial: Trial, database: Postgres, options: argparse.Namespace) -> 
     async with httpx.AsyncClient(timeout=120.0, verify=False, limits=limits) as http:
         await asyncio.gather(*(spender(http) for _ in range(options.spenders)))
         done.set()
-        killing.cancel()
         await asyncio.gather(killing, away, return_exceptions=True)
 
 
@@ -273,6 +290,8 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=1000)
     parser.add_argument("--spenders", type=int, default=64)
     parser.add_argument("--kill-s", type=float, default=10.0)
+    parser.add_argument("--hang-s", type=float, default=6.0)
+    parser.add_argument("--json", type=Path)
     parser.add_argument("--outage-s", type=float, default=6.0)
     parser.add_argument("--pause-s", type=float, default=3.0)
     parser.add_argument("--budget-usd", type=float, default=BUDGET_USD)
@@ -291,6 +310,9 @@ def main() -> int:
         start_s = time.monotonic()
         asyncio.run(run(trial, server, options))
         report = judged(trial, rules) | {"seconds": round(time.monotonic() - start_s, 1)}
+        report["lies told"] = fleet.num_lies()
+    if options.json is not None:
+        options.json.write_text(json.dumps(report, indent=1) + "\n")
     print(json.dumps(report, indent=1))
     for fault in trial.faults[:20]:
         print(fault, file=sys.stderr)

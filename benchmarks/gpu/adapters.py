@@ -1,64 +1,167 @@
 """Adapters on a GPU: 64 sequences over 1, 8 and 32 adapters of rank 16 on all linears, against the base alone, by turns.
 
-    python -m benchmarks.gpu.adapters [--model dummy:llama-3.1-8b] [--rank 16] [--turns 5]
+    python -m benchmarks.gpu.adapters [--model dummy:llama-3.1-8b] [--rank 16] [--turns 4] [--folder /dev/shm]
 
-Weights are made up, adapters too. Figures are shares of the base's tokens a second: `plain` of a model without any adapters
-loaded, `base` of base-only traffic on the model that serves them. Beside it, what laying a cold adapter on the device takes.
+Weights are made up, adapters too. Figures are shares of the base's tokens a second: `plain` of an engine without adapters,
+`base` of base-only traffic on the engine that serves them. Then adapters that lie in files alone are asked for beside running
+generations: how much later their first token comes than that of one on the device, and by how much other steps are late.
 """
 
 import argparse
+import gc
 import statistics
 import tempfile
 import time
+from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
 
+import torch
+
 from benchmarks.cpu.adapters import write
-from penstock import LLM, SamplingParams
+from penstock import SamplingParams
+from penstock.assembly.engine import load, make_engine, size
+from penstock.config import configure
+from penstock.runtime.core.request import Request
+from penstock.runtime.engine.engine import Engine
 
 STREAMS, PROMPT, TOKENS = 64, 128, 128
+COUNTS = (1, 8, 32)
+BESIDE = 32
+"""Generations that go on while cold adapters come."""
+NUMBERS = count(1)
 
 
-def timed(llm: LLM, names: list[str], count: int) -> float:
-    params = SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True)
-    prompts = [[(7 * n + i) % 1000 for i in range(PROMPT)] for n in range(len(names))]
+def request(number: int, tokens: int, adapter: str = "") -> Request:
+    params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
+    prompt = tuple((7 * number + i) % 1000 for i in range(PROMPT))
+    return Request(request_id=next(NUMBERS), prompt=prompt, params=params, adapter=adapter)
+
+
+def timed(engine: Engine, paths: Sequence[str]) -> float:
     begin_s = time.perf_counter()
-    llm.generate(prompts, params, adapter=names)
+    for number, path in enumerate(paths):
+        engine.submit(request(number, TOKENS, path))
+    finish(engine)
     return time.perf_counter() - begin_s
+
+
+def finish(engine: Engine) -> None:
+    while engine.has_work:
+        for delta in engine.step():
+            if delta.finish is not None and delta.finish.reason == "error":
+                raise SystemExit(delta.finish.message)
+
+
+def rate(seconds: Sequence[float]) -> float:
+    return STREAMS * TOKENS / statistics.median(seconds)
+
+
+class Beside:
+    """First tokens of some adapters, asked for one after another beside generations of the base; and the pace of steps."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.quiet_s: list[float] = []
+        self.loading_s: list[float] = []
+
+    def first_token_s(self, adapter: str) -> float:
+        asked = request(next(NUMBERS), 1, adapter)
+        begin_s = last_s = time.perf_counter()
+        self.engine.submit(asked)
+        while True:
+            deltas = self.engine.step()
+            now_s = time.perf_counter()
+            self.loading_s.append(now_s - last_s)
+            last_s = now_s
+            if any(delta.request_id == asked.request_id and delta.token_ids for delta in deltas):
+                return now_s - begin_s
+
+    def rest(self, steps: int) -> None:
+        for _ in range(steps):
+            begin_s = time.perf_counter()
+            self.engine.step()
+            self.quiet_s.append(time.perf_counter() - begin_s)
+
+
+def cold(engine: Engine, paths: Sequence[str], warm: str) -> None:
+    for number in range(BESIDE):
+        engine.submit(request(number, 4 * TOKENS))
+    beside = Beside(engine)
+    beside.rest(20)
+    beside.first_token_s(warm)
+    beside.loading_s.clear()
+    colds, warms = [], []
+    for path in paths:
+        beside.rest(6)
+        colds.append(beside.first_token_s(path) * 1e3)
+        loading, beside.loading_s = beside.loading_s, []
+        beside.rest(6)
+        warms.append(beside.first_token_s(warm) * 1e3)
+        beside.loading_s = loading
+    finish(engine)
+    usual = statistics.median(beside.quiet_s) * 1e3
+    extra = sorted(each - statistics.median(warms) for each in colds)
+    late = sorted(each * 1e3 - usual for each in beside.loading_s)
+    print(
+        f"a cold adapter's first token comes {statistics.median(extra):.1f} ms later, p95 {extra[-1 - len(extra) // 20]:.1f} "
+        f"(on the device: {statistics.median(warms):.1f} ms)\n"
+        f"steps beside it: {usual:.2f} ms usually, p95 {late[-1 - len(late) // 20]:.2f} later, at most {late[-1]:.2f} later "
+        f"({len(late)} steps; alone at most {max(beside.quiet_s) * 1e3 - usual:.2f} later)",
+        flush=True,
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="dummy:llama-3.1-8b")
     parser.add_argument("--rank", type=int, default=16)
-    parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--adapters", type=int, default=32)
+    parser.add_argument("--turns", type=int, default=4)
+    parser.add_argument("--cold", type=int, default=16)
+    parser.add_argument("--folder", default=None)
     asked = parser.parse_args()
-    options = {"max_context": 1024, "prefix_caching": False, "speculate": "off"}
-    with LLM(asked.model, **options) as llm:
-        spec = llm.spec
-        plain = [timed(llm, [""] * STREAMS, TOKENS) for _ in range(asked.turns + 1)][1:]
-    with tempfile.TemporaryDirectory() as scratch:
-        count = asked.adapters
-        adapters = {f"a{n}": write(Path(scratch) / f"a{n}", spec, asked.rank, n) for n in range(count)}
-        cases = {n: [f"a{i % n}" for i in range(STREAMS)] for n in (1, 8, 32) if n <= count}
-        with LLM(asked.model, adapters=adapters, max_adapters=count, max_adapter_rank=asked.rank, **options) as llm:
-            first = [timed(llm, [name], 1) for name in adapters]
-            warm = [timed(llm, [name], 1) for name in adapters]
-            shares: dict[int, list[float]] = {n: [] for n in cases}
-            base: list[float] = []
-            for turn in range(asked.turns + 1):
-                alone = timed(llm, [""] * STREAMS, TOKENS)
-                found = {n: timed(llm, names, TOKENS) for n, names in cases.items()}
-                if turn:
-                    base.append(alone)
-                    for n, seconds in found.items():
-                        shares[n].append(alone / seconds)
-    print(f"plain {STREAMS * TOKENS / statistics.median(plain):,.0f} tok/s", flush=True)
-    print(f"base on an adapter server: {statistics.median(plain) / statistics.median(base):.3f} of plain", flush=True)
-    for n, found_shares in shares.items():
-        print(f"{n} adapters of rank {asked.rank}: {statistics.median(found_shares):.3f} of base", flush=True)
-    extra = [(cold - hot) * 1e3 for cold, hot in zip(first[1:], warm[1:])]
-    print(f"a cold adapter takes {statistics.median(extra):.1f} ms longer to a first token", flush=True)
+    options = {
+        "model": asked.model,
+        "max_context": 1024,
+        "prefix_caching": False,
+        "speculate": "off",
+        "num_blocks": 6400,
+    }
+    config = configure(max_sequences=STREAMS + BESIDE, **options)
+    begin_s = time.perf_counter()
+    loaded = load(config)
+    engine = make_engine(config, loaded, size(config, loaded))
+    plain = [timed(engine, [""] * STREAMS) for _ in range(asked.turns + 2)][2:]
+    print(f"plain {rate(plain):,.0f} tok/s ({time.perf_counter() - begin_s:.0f} s)", flush=True)
+    del engine
+    gc.collect()
+    torch.cuda.empty_cache()
+    with tempfile.TemporaryDirectory(dir=asked.folder) as scratch:
+        total = max(COUNTS) + asked.cold
+        paths = [str(write(Path(scratch) / f"a{n}", loaded.spec, asked.rank, n)) for n in range(total)]
+        named = tuple(f"{Path(path).name}={path}" for path in paths)
+        config = configure(config, adapters=named, max_adapters=max(COUNTS), max_adapter_rank=asked.rank)
+        begin_s = time.perf_counter()
+        engine = make_engine(config, loaded, size(config, loaded), warms_up=True)
+        print(f"engine with adapters, warmed up: {time.perf_counter() - begin_s:.0f} s", flush=True)
+        cases = {n: [paths[i % n] for i in range(STREAMS)] for n in COUNTS}
+        base: list[float] = []
+        shares: dict[int, list[float]] = {n: [] for n in cases}
+        for turn in range(asked.turns + 2):
+            alone = timed(engine, [""] * STREAMS)
+            found = {n: timed(engine, chosen) for n, chosen in cases.items()}
+            if turn > 1:
+                base.append(alone)
+                for n, seconds in found.items():
+                    shares[n].append(alone / seconds)
+        print(
+            f"base on an engine with adapters: {rate(base):,.0f} tok/s, {rate(base) / rate(plain):.3f} of plain",
+            flush=True,
+        )
+        for n, found_shares in shares.items():
+            print(f"{n} adapters of rank {asked.rank}: {statistics.median(found_shares):.3f} of base", flush=True)
+        cold(engine, paths[max(COUNTS) :], paths[0])
+        engine.close()
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from llguidance import LLTokenizer
 
 from benchmarks.grammar import ways
 from penstock import LLM
-from penstock.runtime.engine.matching import Matching
+from penstock.runtime.engine.grammar_state import GrammarState
 from penstock.runtime.text.grammar.compiler import GrammarCompiler
 
 NUM_IN = 128
@@ -66,7 +66,7 @@ def main() -> None:
         began = time.perf_counter()
         grammars.warm_up()
         vocabulary_s = time.perf_counter() - began
-        llm.engine.matching = matching = Matching(grammars, time.monotonic)
+        llm.engine.grammar_state = grammar_state = GrammarState(grammars, time.monotonic)
         numbers = random.Random(2)
         prompts = [tuple(numbers.randrange(2000, 30_000) for _ in range(NUM_IN)) for _ in range(options.sequences)]
         every = ways(options.sequences, options.tokens)
@@ -74,7 +74,7 @@ def main() -> None:
         masks: dict[str, list[float]] = {name: [] for name in every}
         for turn in range(options.turns + 1):
             for name, params in every.items():
-                counts = matching.counts
+                counts = grammar_state.counts
                 before, began = (counts.num_masks, counts.mask_s), time.perf_counter()
                 completions = llm.generate(prompts, params)
                 seconds = time.perf_counter() - began

@@ -1,13 +1,15 @@
 """Latent attention of a decode step against its byte floor: DeepSeek-V2-Lite's shapes, 32 sequences of 4,096 tokens.
 
-    python benchmarks/gpu/mla.py [--device cuda] [--sequences 32] [--context 4096]
+    python -m benchmarks.gpu.mla [--sequences 32] [--context 4096] [--model deepseek-v2-lite]
 
-The floor is the time in which the device reads every latent once. Without a kernel the definition is timed, which says so.
+The floor is the time in which the device reads every latent once, at the rate of a copy. What the kernel gives is held to the
+definition first; then every way of cutting is timed as a recorded step of several layers, as an engine would replay it.
 """
 
 import argparse
 import statistics
-import time
+from collections.abc import Callable
+from itertools import product
 
 import torch
 
@@ -17,54 +19,81 @@ from penstock.runtime.ops.kinds.latent import latent_attention
 from penstock.runtime.ops.layout import BatchLayout, LatentCache
 
 BLOCK_SIZE = 16
-NUM_PASSES = 20
+NUM_PASSES, NUM_LAYERS = 15, 8
 
 
-def layout_of(num_sequences: int, context: int, device: torch.device) -> BatchLayout:
-    num_blocks = -(-context // BLOCK_SIZE)
-    tables = torch.randperm(num_sequences * num_blocks, device=device).view(num_sequences, num_blocks).int()
-    positions = torch.full((num_sequences,), context - 1, device=device)
-    slots = tables[:, -1].long() * BLOCK_SIZE + (context - 1) % BLOCK_SIZE
-    starts = torch.arange(num_sequences + 1, dtype=torch.int32, device=device)
-    contexts = [context] * num_sequences
-    lengths = torch.tensor(contexts, dtype=torch.int32, device=device)
-    return BatchLayout(positions, slots, tables, starts, lengths, [1] * num_sequences, contexts)
+def layout_of(lengths: list[int], contexts: list[int], device: torch.device) -> BatchLayout:
+    most = -(-max(contexts) // BLOCK_SIZE)
+    tables = torch.randperm(len(contexts) * most, device=device).view(len(contexts), most).int()
+    places = [torch.arange(end - length, end, device=device) for length, end in zip(lengths, contexts)]
+    slots = [table[at // BLOCK_SIZE].long() * BLOCK_SIZE + at % BLOCK_SIZE for table, at in zip(tables, places)]
+    starts = torch.tensor([0, *lengths], device=device).cumsum(0).int()
+    ends = torch.tensor(contexts, dtype=torch.int32, device=device)
+    return BatchLayout(torch.cat(places), torch.cat(slots), tables, starts, ends, lengths, contexts)
 
 
-def waited(device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter()
+def seconds(run: Callable[[], object]) -> float:
+    """Of one of NUM_LAYERS runs that a graph replays."""
+    run()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(NUM_LAYERS):
+            run()
+    times = []
+    for _ in range(NUM_PASSES):
+        begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        begun.record()
+        graph.replay()
+        ended.record()
+        ended.synchronize()
+        times.append(begun.elapsed_time(ended) / 1e3 / NUM_LAYERS)
+    return statistics.median(times)
+
+
+def check(spec: MLA, device: torch.device) -> None:
+    """The kernel equals the definition, for single queries and for prompts."""
+    from penstock.runtime.ops.triton.kinds.latent import attend_latents
+
+    for lengths, contexts in (([1] * 5, [1, 17, 400, 4096, 33]), ([1, 70, 1, 300], [900, 70, 3, 1000])):
+        layout = layout_of(lengths, contexts, device)
+        width = spec.kv_values_per_token
+        held = LatentCache(torch.randn((layout.block_tables.numel(), BLOCK_SIZE, width), device=device).bfloat16())
+        q = torch.randn((sum(lengths), spec.num_heads, width), device=device).bfloat16()
+        truth = latent_attention.definition(q, held, layout, spec).float()
+        error = (attend_latents(q, held, layout, spec).float() - truth).abs().max()
+        print(f"chunks {lengths}: largest error {float(error):.4f} of numbers up to {float(truth.abs().max()):.2f}")
+        assert float(error) < 0.03 * float(truth.abs().max())
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--device", default="cuda")
     parser.add_argument("--sequences", type=int, default=32)
     parser.add_argument("--context", type=int, default=4096)
+    parser.add_argument("--model", default="deepseek-v2-lite")
     options = parser.parse_args()
-    device = torch.device(options.device)
-    spec = catalog.find("deepseek-v2-lite").layers[0].attention
+    from penstock.runtime.ops.triton.kinds.latent import LatentCut, attend_latents, cut_of
+
+    device = torch.device("cuda")
+    spec = catalog.find(options.model).layers[0].attention
     if not isinstance(spec, MLA):
-        raise SystemExit("the catalogue has another attention for deepseek-v2-lite")
-    layout = layout_of(options.sequences, options.context, device)
+        raise SystemExit(f"{options.model} has no latents")
+    check(spec, device)
+    layout = layout_of([1] * options.sequences, [options.context] * options.sequences, device)
     width = spec.kv_values_per_token
     held = torch.randn((layout.block_tables.numel(), BLOCK_SIZE, width), device=device).bfloat16()
     q = torch.randn((options.sequences, spec.num_heads, width), device=device).bfloat16()
     copied = torch.empty_like(held)
-    times: dict[str, list[float]] = {"attention": [], "copy": []}
-    for _ in range(NUM_PASSES):
-        begun = waited(device)
-        latent_attention(q, LatentCache(held), layout, spec)
-        between = waited(device)
-        copied.copy_(held)
-        times["attention"].append(between - begun)
-        times["copy"].append(waited(device) - between)
-    attention_s, copy_s = (statistics.median(times[name]) for name in ("attention", "copy"))
-    floor_s = copy_s / 2  # a copy reads and writes; attention reads
-    kernels = [kernel.name for kernel in latent_attention.kernels.get(device.type, ())]
-    print(f"{held.nbytes / 1e6:.0f} MB of latents; computed by {', '.join(kernels) or 'the definition (no kernel)'}")
-    print(f"attention {attention_s * 1e6:,.0f} us, floor {floor_s * 1e6:,.0f} us: {attention_s / floor_s:.2f}x")
+    floor_s = seconds(lambda: copied.copy_(held)) / 2  # a copy reads and writes; attention reads
+    print(f"{options.model}: {held.nbytes / 1e6:.0f} MB of latents, floor {floor_s * 1e6:.1f} us")
+    chosen = cut_of(options.sequences * -(-spec.num_heads // 64), q)
+    ways = [LatentCut(*each) for each in product((32, 64), (4, 8), (2, 3, 4), (4, 8, 16))]
+    for cut in dict.fromkeys((chosen, *ways)):
+        try:
+            took_s = seconds(lambda cut=cut: attend_latents(q, LatentCache(held), layout, spec, cut))  # type: ignore[misc]
+        except Exception as error:  # more shared memory than there is
+            print(f"{tuple(cut)}: {type(error).__name__}")
+            continue
+        print(f"{tuple(cut)}: {took_s * 1e6:.1f} us, {took_s / floor_s:.2f}x{' (chosen)' if cut == chosen else ''}")
 
 
 if __name__ == "__main__":

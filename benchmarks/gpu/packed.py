@@ -17,7 +17,7 @@ from penstock.runtime.ops.packed import GROUP, Grouped, PackedWords, arrange
 
 SHAPES = {"qkv": (6144, 4096), "out": (4096, 4096), "gate_up": (28672, 4096), "down": (4096, 14336)}
 ROWS = (1, 8, 32, 64, 128)
-CUTS = [
+TILE_CONFIGS = [
     (rows, warps, stages, splits) for rows, warps in ((64, 4), (128, 8)) for stages in (2, 3) for splits in (1, 2, 4, 8)
 ]
 """Rows of the matrix, warps, loads under way, programs the columns are split over."""
@@ -52,10 +52,12 @@ class Matrix:
         return [torch.randn(shape, device=self.place.device).to(self.place.dtype) for _ in range(NUM_SETS)]
 
 
-def _small_batch(matrix: Matrix, bits: int, rows: list[Tensor], cut: tuple[int, ...], number: int) -> Tensor:
+def _small_batch(matrix: Matrix, bits: int, rows: list[Tensor], config: tuple[int, ...], number: int) -> Tensor:
     from penstock.runtime.ops.triton import packed
+    from penstock.runtime.ops.triton.host.tile_table import TileConfig
 
-    return packed.small_batch(rows[number], matrix.words[bits][number], None, cut=packed.Cut(*cut))
+    tiles = TileConfig(config[0], 1, *config[1:])
+    return packed.small_batch(rows[number], matrix.words[bits][number], None, config=tiles)
 
 
 def _many(matrix: Matrix, bits: int, rows: list[Tensor], number: int) -> Tensor:
@@ -77,8 +79,10 @@ def build(place: Place) -> list[Case]:
             rows = matrix.rows(place.size(num_rows, min(num_rows, 20)))
             for bits in (4, 8):
                 moved = float(matrix.words[bits][0].nbytes)
-                for cut in CUTS:
-                    cases.append(Case(group, f"W{bits} {cut}", partial(_small_batch, matrix, bits, rows, cut), moved))
+                for config in TILE_CONFIGS:
+                    cases.append(
+                        Case(group, f"W{bits} {config}", partial(_small_batch, matrix, bits, rows, config), moved)
+                    )
                 if num_rows > 16:
                     cases.append(Case(group, f"W{bits} copy", partial(_many, matrix, bits, rows), moved))
             cases.append(Case(group, "bf16", partial(_plain, matrix, rows), float(matrix.plain[0].nbytes)))
@@ -86,7 +90,7 @@ def build(place: Place) -> list[Case]:
 
 
 def report(cases: Sequence[Case], times: Sequence[float]) -> None:
-    """The best cut of each width beside the library, by shape and number of rows."""
+    """The best config of each width beside the library, by shape and number of rows."""
     print(f"{'':14}" + "".join(f"{title:>40}" for title in ("W4", "W8", "bf16")))
     for group in dict.fromkeys(case.group for case in cases):
         cells = []
@@ -95,8 +99,8 @@ def report(cases: Sequence[Case], times: Sequence[float]) -> None:
                 (took, case) for case, took in zip(cases, times) if case.group == group and case.label.startswith(start)
             ]
             took, best = min(found, key=lambda pair: math.inf if math.isnan(pair[0]) else pair[0])
-            cut = best.label.removeprefix(start).strip()
-            cells.append(f"{cut} {took * 1e6:.1f}us {best.moved_bytes / took / 1e9:.0f}GB/s")
+            config = best.label.removeprefix(start).strip()
+            cells.append(f"{config} {took * 1e6:.1f}us {best.moved_bytes / took / 1e9:.0f}GB/s")
         print(f"{group:14}" + "".join(f"{cell:>40}" for cell in cells))
 
 

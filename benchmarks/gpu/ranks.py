@@ -30,7 +30,7 @@ from penstock.runtime.execution.eager.runner import ModelRunner
 from penstock.runtime.execution.load.parameters import dummy_model
 from penstock.runtime.execution.parallel.part import ModelPart, rank_runner
 from penstock.runtime.execution.parallel.runner import LeadingRunner
-from penstock.runtime.execution.parallel.world import GroupPeers, Meeting, World, open_store
+from penstock.runtime.execution.parallel.world import GroupPeers, Rendezvous, World, open_store
 from penstock.runtime.layers.decoder import Decoder
 from penstock.runtime.models import weights as recipes
 from penstock.runtime.models.catalog import find
@@ -49,7 +49,7 @@ class TurnPeers:
         self.index, self.count = index, total
         self._places, self._barrier = places, barrier
 
-    def add(self, x: Tensor) -> None:
+    def all_reduce(self, x: Tensor) -> None:
         parts = self._exchanged(x)
         total = parts[0].clone()
         for part in parts[1:]:
@@ -57,7 +57,7 @@ class TurnPeers:
         self._barrier.wait()
         x.copy_(total)
 
-    def collect(self, x: Tensor) -> Tensor:
+    def all_gather(self, x: Tensor) -> Tensor:
         parts = torch.stack(self._exchanged(x))
         self._barrier.wait()
         return parts
@@ -81,7 +81,7 @@ def taken(recipe: recipes.Recipe, whole: dict[str, Tensor]) -> Tensor:
     match recipe:
         case recipes.Tensor(name):
             return whole[name]
-        case recipes.RowRange(parts, axis):
+        case recipes.Concat(parts, axis):
             return torch.cat([taken(part, whole) for part in parts], dim=axis)
         case recipes.Take(part, start, stop, step, axis):
             index = [slice(None)] * axis + [slice(start, stop, step)]
@@ -153,7 +153,7 @@ def world_of_one(spec: ModelSpec, device: torch.device, dtype: torch.dtype, toke
     """Decode steps of 8 sequences, by turns."""
     shape = RunnerShape(512, BLOCK, 16, 512)
     store = open_store("127.0.0.1", 0, is_host=True)
-    world = World(Ranks().place(0), Meeting("127.0.0.1", store.port), device, store)
+    world = World(Ranks().place(0), Rendezvous("127.0.0.1", store.port), device, store)
     part = ModelPart(spec, Ranks(), 0, device, dtype)
     part.make_up()
     joined = part.join(world)
@@ -180,12 +180,12 @@ def recorded_sum(device: torch.device) -> dict[str, Any]:
     peers = GroupPeers(ProcessGroupNCCL(PrefixStore("sum", store), 0, 1), 0, 1)
     x = torch.ones(4096, device=device)
     for _ in range(3):
-        peers.add(x)
+        peers.all_reduce(x)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         y = x * 2
-        peers.add(y)
+        peers.all_reduce(y)
     graph.replay()
     torch.cuda.synchronize()
     return {"equal": bool((y == 2).all())}

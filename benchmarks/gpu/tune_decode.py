@@ -48,14 +48,15 @@ class Inputs:
         self.q = q.normal_(generator=generator)
         self.out = torch.empty_like(self.q[0])
 
-    def attend(self, cut: object, number: int) -> Tensor:
-        from penstock.runtime.ops.triton.decode import Cut, Singles, attend_singles
+    def attend(self, config: object, number: int) -> Tensor:
+        from penstock.runtime.ops.triton.decode import Singles, attend_singles
+        from penstock.runtime.ops.triton.host.tile_table import TileConfig
 
         layout: BatchLayout = self.layouts[number]
         layout.derived.clear()
         q = self.q[number]
-        made = None if cut is None else Cut(*cut)  # type: ignore[misc]
-        attend_singles(q, self.cache, layout, self.spec, None, Singles(len(q)), self.out, cut=made)
+        made = None if config is None else TileConfig(1, *config)  # type: ignore[misc]
+        attend_singles(q, self.cache, layout, self.spec, None, Singles(len(q)), self.out, config=made)
         return self.out
 
 
@@ -80,8 +81,8 @@ def build(place: Place) -> list[Case]:
             all_splits = (1, 2, 4) if count * 8 > 1000 else (1, 2, 4, 8)
             for shape in SHAPES if not place.is_dry else SHAPES[:2]:
                 for splits in all_splits:
-                    cut = (*shape, splits)
-                    cases.append(Case(name, str(cut), partial(inputs.attend, cut), moved))
+                    config = (*shape, splits)
+                    cases.append(Case(name, str(config), partial(inputs.attend, config), moved))
     return cases
 
 
@@ -93,9 +94,9 @@ def check(place: Place) -> list[Check]:
         contexts = [900, 300, 17, 1] if not place.is_dry else [30, 17, 1]
         inputs = Inputs(place, 4, contexts, kind)
         truth = attention.definition(inputs.q[0].float(), inputs.cache, inputs.layouts[0], inputs.spec, None)
-        for cut in (None, (64, 4, 3, 1), (32, 2, 2, 4)):
-            mine = inputs.attend(cut, 0)
-            checks.append((f"{kind} {cut} against its definition", relative_error(mine, truth), 1e-2))
+        for config in (None, (64, 4, 3, 1), (32, 2, 2, 4)):
+            mine = inputs.attend(config, 0)
+            checks.append((f"{kind} {config} against its definition", relative_error(mine, truth), 1e-2))
     return checks
 
 

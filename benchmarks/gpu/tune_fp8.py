@@ -40,11 +40,14 @@ class Matrix:
         return [self.normal(num_rows, self.size) for _ in range(NUM_SETS)]
 
 
-def _small_batch(matrix: Matrix, rows: list[Any], cut: tuple[int, ...], number: int) -> Tensor:
-    from penstock.runtime.ops.triton.small_batch import Cut, Scales, small_batch
+def _small_batch(matrix: Matrix, rows: list[Any], config: tuple[int, ...], number: int) -> Tensor:
+    from penstock.runtime.ops.triton.host.tile_table import TileConfig
+    from penstock.runtime.ops.triton.small_batch import Scales, small_batch
 
     (values, scales), weight = rows[number], matrix.rounded[number]
-    return small_batch(values, weight.values, None, matrix.place.dtype, Cut(*cut), scales=Scales(scales, weight.scales))
+    return small_batch(
+        values, weight.values, None, matrix.place.dtype, TileConfig(*config), scales=Scales(scales, weight.scales)
+    )
 
 
 def _library(matrix: Matrix, rows: list[Any], number: int) -> Tensor:

@@ -16,7 +16,7 @@ SHAPES = {
     "0.6b": {"qkv": (4096, 1024), "out": (1024, 2048), "gate_up": (6144, 1024), "down": (1024, 3072)},
 }
 ROWS = {"8b": (8, 32, 64, 2048), "0.6b": (16, 32, 64)}
-CUTS = [
+TILE_CONFIGS = [
     (16, 256, 4, 4), (16, 512, 4, 3), (16, 512, 2, 3), (16, 256, 1, 4), (32, 256, 4, 4), (32, 128, 2, 4),
     (64, 128, 4, 4), (64, 256, 4, 3), (64, 128, 4, 4, 2), (64, 256, 4, 3, 2), (64, 128, 4, 4, 4), (128, 128, 4, 3, 4),
     (128, 64, 4, 4, 4),
@@ -38,10 +38,11 @@ class Product:
         torch.backends.cuda.preferred_blas_library(name)
         return functional.linear(self.x[number], self.weights[number])
 
-    def ours(self, cut: tuple[int, ...], number: int) -> Tensor:
-        from penstock.runtime.ops.triton.small_batch import Cut, small_batch
+    def ours(self, config: tuple[int, ...], number: int) -> Tensor:
+        from penstock.runtime.ops.triton.host.tile_table import TileConfig
+        from penstock.runtime.ops.triton.small_batch import small_batch
 
-        return small_batch(self.x[number], self.weights[number], None, self.x[number].dtype, Cut(*cut))
+        return small_batch(self.x[number], self.weights[number], None, self.x[number].dtype, TileConfig(*config))
 
 
 def build(place: Place) -> list[Case]:
@@ -54,15 +55,15 @@ def build(place: Place) -> list[Case]:
                 rates = (product.moved, 0.0) if is_small_batch else (0.0, product.flops)
                 for library in ("cublas", "cublaslt") if not place.is_dry else ():
                     cases.append(Case(group, library, partial(product.library, library), *rates))
-                for cut in CUTS if is_small_batch else ():
-                    cases.append(Case(group, str(cut), partial(product.ours, cut), *rates))
+                for config in TILE_CONFIGS if is_small_batch else ():
+                    cases.append(Case(group, str(config), partial(product.ours, config), *rates))
     return cases
 
 
 def check(place: Place) -> list[Check]:
     product = Product(place, SHAPES["0.6b"]["down"], 7)
     truth = functional.linear(product.x[0].float(), product.weights[0].float())
-    return [(f"{cut}", relative_error(product.ours(cut, 0), truth), 1e-2) for cut in CUTS]
+    return [(f"{config}", relative_error(product.ours(config, 0), truth), 1e-2) for config in TILE_CONFIGS]
 
 
 if __name__ == "__main__":

@@ -61,30 +61,30 @@ class Inputs:
         return num_chosen * parts * self.spec.expert.width * self.size * self.experts.down.element_size()
 
 
-def _gate_pairs(inputs: Inputs, sets: Sets, cut: Any, number: int) -> Tensor:
+def _gate_pairs(inputs: Inputs, sets: Sets, config: Any, number: int) -> Tensor:
     from penstock.runtime.ops.triton import moe
 
     x, _, chosen = sets[number]
-    return moe.gate_pairs(x, chosen, inputs.experts, inputs.spec, cut)
+    return moe.gate_pairs(x, chosen, inputs.experts, inputs.spec, config)
 
 
-def _down_tokens(inputs: Inputs, sets: Sets, inner: list[Tensor], cut: Any, number: int) -> Tensor:
+def _down_tokens(inputs: Inputs, sets: Sets, inner: list[Tensor], config: Any, number: int) -> Tensor:
     from penstock.runtime.ops.triton import moe
 
     _, weights, chosen = sets[number]
-    return moe.down_tokens(inner[number], weights, chosen, inputs.experts, inputs.spec, cut)
+    return moe.down_tokens(inner[number], weights, chosen, inputs.experts, inputs.spec, config)
 
 
-def _gate_tiles(inputs: Inputs, sets: Sets, groups: list[Any], tile: int, cut: Any, number: int) -> Tensor:
+def _gate_tiles(inputs: Inputs, sets: Sets, groups: list[Any], tile: int, config: Any, number: int) -> Tensor:
     from penstock.runtime.ops.triton import moe
 
-    return moe.gate_tiles(sets[number][0], groups[number], inputs.experts, inputs.spec, tile, cut)
+    return moe.gate_tiles(sets[number][0], groups[number], inputs.experts, inputs.spec, tile, config)
 
 
-def _down_tiles(inputs: Inputs, inner: list[Tensor], groups: list[Any], tile: int, cut: Any, number: int) -> Tensor:
+def _down_tiles(inputs: Inputs, inner: list[Tensor], groups: list[Any], tile: int, config: Any, number: int) -> Tensor:
     from penstock.runtime.ops.triton import moe
 
-    return moe.down_tiles(inner[number], groups[number], inputs.experts, tile, cut)
+    return moe.down_tiles(inner[number], groups[number], inputs.experts, tile, config)
 
 
 def _mix(inputs: Inputs, sets: Sets, kernel: Callable[..., Tensor], number: int) -> Tensor:
@@ -93,6 +93,7 @@ def _mix(inputs: Inputs, sets: Sets, kernel: Callable[..., Tensor], number: int)
 
 def build(place: Place) -> list[Case]:
     from penstock.runtime.ops.triton import moe
+    from penstock.runtime.ops.triton.host.tile_table import TileConfig, tiles_of
     from penstock.runtime.ops.triton.sorting import sort_pairs
 
     inputs = Inputs(place)
@@ -105,12 +106,12 @@ def build(place: Place) -> list[Case]:
         cases.append(Case(f"sort {num_tokens}", "", lambda n, c=chosen: sort_pairs(c[n], spec.num_experts, 16)))
     for num_tokens in (1, 2, 4):
         sets = inputs.tokens(num_tokens)
-        inner = [moe.gate_pairs(x, chosen, experts, spec, moe.GATE_PAIRS) for x, _, chosen in sets]
+        inner = [moe.gate_pairs(x, chosen, experts, spec, tiles_of("expert pairs")) for x, _, chosen in sets]
         for numbers in PAIR_CUTS:
-            gate = partial(_gate_pairs, inputs, sets, moe.Cut(*numbers))
+            gate = partial(_gate_pairs, inputs, sets, TileConfig(*numbers))
             cases.append(Case(f"gate pairs {num_tokens}", str(numbers), gate, inputs.matrix_bytes(sets, 2)))
         for numbers in TOKEN_CUTS:
-            down = partial(_down_tokens, inputs, sets, inner, moe.Cut(*numbers))
+            down = partial(_down_tokens, inputs, sets, inner, TileConfig(*numbers))
             cases.append(Case(f"down tokens {num_tokens}", str(numbers), down, inputs.matrix_bytes(sets, 1)))
     for num_tokens, tiles in ((2, (16,)), (8, (16,)), (32, (16,)), (256, (16, 32)), (512, (32, 64)), (4000, (64, 128))):
         cases += tiled_cases(inputs, place.size(num_tokens, min(num_tokens, 9)), tiles)
@@ -127,6 +128,7 @@ def build(place: Place) -> list[Case]:
 
 def tiled_cases(inputs: Inputs, num_tokens: int, tiles: tuple[int, ...]) -> list[Case]:
     from penstock.runtime.ops.triton import moe
+    from penstock.runtime.ops.triton.host.tile_table import TileConfig
     from penstock.runtime.ops.triton.sorting import sort_pairs
 
     experts, spec = inputs.experts, inputs.spec
@@ -134,13 +136,13 @@ def tiled_cases(inputs: Inputs, num_tokens: int, tiles: tuple[int, ...]) -> list
     cases = []
     for tile in tiles:
         groups = [sort_pairs(chosen, spec.num_experts, tile) for _, _, chosen in sets]
-        default = moe.Cut(32, 64, 4, 3)
+        default = TileConfig(32, 64, 4, 3)
         inner = [moe.gate_tiles(x, group, experts, spec, tile, default) for (x, _, _), group in zip(sets, groups)]
         work = 2 * num_tokens * spec.num_active * spec.expert.width * inputs.size
         for numbers in NARROW_CUTS if tile <= 32 else WIDE_CUTS:
-            cut, label = moe.Cut(*numbers), f"{tile}:{numbers}"
-            gate = partial(_gate_tiles, inputs, sets, groups, tile, cut)
-            down = partial(_down_tiles, inputs, inner, groups, tile, cut)
+            config, label = TileConfig(*numbers), f"{tile}:{numbers}"
+            gate = partial(_gate_tiles, inputs, sets, groups, tile, config)
+            down = partial(_down_tiles, inputs, inner, groups, tile, config)
             cases.append(Case(f"gate tiles {num_tokens}", label, gate, inputs.matrix_bytes(sets, 2), 2 * work))
             cases.append(Case(f"down tiles {num_tokens}", label, down, inputs.matrix_bytes(sets, 1), work))
     return cases

@@ -15,7 +15,7 @@ from penstock.runtime.models.spec import GQA, Rope
 from penstock.runtime.ops.layout import LayerCache
 
 BLOCK_SIZE = 16
-CUTS = [
+TILE_CONFIGS = [
     (128, 128, 8, 2), (128, 64, 8, 2), (128, 64, 8, 3), (128, 64, 4, 2), (128, 64, 4, 3), (64, 64, 4, 2), (64, 64, 4, 3),
     (128, 32, 4, 3), (64, 128, 4, 2), (64, 32, 4, 3), (128, 128, 8, 3),
 ]  # fmt: skip
@@ -42,13 +42,14 @@ class Inputs:
         self.flops = 4.0 * seen * self.spec.num_heads * head_dim
 
     def attend(self, numbers: tuple[int, int, int, int], number: int) -> Tensor:
-        from penstock.runtime.ops.triton.attention import Cut, attend_runs, plan_of
+        from penstock.runtime.ops.triton.attention import attend_runs, plan_of
+        from penstock.runtime.ops.triton.host.tile_table import TileConfig
 
-        cut = Cut(*numbers)
-        plan = self.layout.derived.get(cut.queries)
+        config = TileConfig(*numbers)
+        plan = self.layout.derived.get(config.rows)
         if plan is None:
-            plan = self.layout.derived[cut.queries] = plan_of(self.layout, cut.queries, BLOCK_SIZE)
-        attend_runs(self.q[number], self.cache, self.layout, self.spec, None, plan, self.out, cut)
+            plan = self.layout.derived[config.rows] = plan_of(self.layout, config.rows, BLOCK_SIZE)
+        attend_runs(self.q[number], self.cache, self.layout, self.spec, None, plan, self.out, config)
         return self.out
 
     def dense(self, number: int) -> Tensor:
@@ -76,8 +77,8 @@ def build(place: Place) -> list[Case]:
         for name, (lengths, contexts) in batches.items():
             inputs = Inputs(place, num_heads, lengths, contexts)
             group = f"{model} {name}"
-            for cut in CUTS if not place.is_dry else CUTS[5:6]:
-                cases.append(Case(group, str(cut), partial(inputs.attend, cut), 0, inputs.flops))
+            for config in TILE_CONFIGS if not place.is_dry else TILE_CONFIGS[5:6]:
+                cases.append(Case(group, str(config), partial(inputs.attend, config), 0, inputs.flops))
             if len(set(lengths)) == 1 and lengths == contexts:
                 cases.append(Case(group, "library", inputs.dense, 0, inputs.flops))
     return cases
@@ -89,8 +90,8 @@ def check(place: Place) -> list[Check]:
     lengths, contexts = ([300, 5, 128], [300, 700, 1000]) if not place.is_dry else ([5, 9], [5, 30])
     inputs = Inputs(place, 32, lengths, contexts)
     truth = attention.definition(inputs.q[0].float(), inputs.cache, inputs.layout, inputs.spec, None)
-    cuts = CUTS if not place.is_dry else CUTS[5:6]
-    return [(f"{cut}", relative_error(inputs.attend(cut, 0), truth), 1e-2) for cut in cuts]
+    configs = TILE_CONFIGS if not place.is_dry else TILE_CONFIGS[5:6]
+    return [(f"{config}", relative_error(inputs.attend(config, 0), truth), 1e-2) for config in configs]
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ USER_TOKENS = 2048
 
 def banner(facts: Facts, server: ServerConfig, port: int, phases: Sequence[tuple[str, float]], seconds: float) -> str:
     host = f"[{server.host}]" if ":" in server.host else server.host
-    url = f"http://{host}:{port}"
+    url = f"{server.tls.scheme}://{host}:{port}"
     lines = ["", f"  Penstock serves {printable(facts.model)} at {url}/v1", ""]
     lines += [f"  {name:<18}{format_bytes(size):>12}" for name, size in facts.memory]
     lines += ["", f"  {capacity(facts)}", f"  started in {seconds:.1f} s{_phases(phases)}", ""]
@@ -27,7 +27,7 @@ def banner(facts: Facts, server: ServerConfig, port: int, phases: Sequence[tuple
 def pool_banner(residents: Sequence[Resident], budget_bytes: int | None, server: ServerConfig, port: int) -> str:
     """For several models, before any is loaded."""
     host = f"[{server.host}]" if ":" in server.host else server.host
-    url = f"http://{host}:{port}"
+    url = f"{server.tls.scheme}://{host}:{port}"
     room = "" if budget_bytes is None else f", together in {format_bytes(budget_bytes)}"
     lines = ["", f"  Penstock serves {len(residents)} models at {url}/v1, each loaded when asked for{room}", ""]
     for one in residents:

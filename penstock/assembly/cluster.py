@@ -1,23 +1,31 @@
 """A service on a cluster from its start to its end: Ray, the controller of replicas, the router in front, signals, state."""
 
 import asyncio
+import json
+import logging
 import signal
-import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from penstock.assembly.serving import BACKLOG, bind, package_version
+from penstock.assembly.routing import listen_for
+from penstock.assembly.serving import bind, package_version
 from penstock.config import ClusterConfig, ListenConfig, RouterConfig
+from penstock.console.output import write_file
+from penstock.errors import ConfigError
+from penstock.log import say, set_up
 from penstock.service.cluster.controller import Controller, ReplicaPhase
 from penstock.service.cluster.place import RayCluster
 from penstock.service.router.app import RouterApp
-from penstock.service.router.proxy.client import InboundConnection
-from penstock.tools.sim.scaling import Scaling
+from penstock.tools.sim.scaling import ArrivalCurve, Scaling, ServedRate
 
+LOGGER = logging.getLogger(__name__)
 COLD = "cold"
 """Stands in the fleet for replicas that can be started: a request that finds no other waits for one."""
 DROPPED_STATUS = 1
+CURVE_S = 60.0
+"""Between two writings of the curve of arrivals."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +93,7 @@ def run_cluster(cluster: Cluster) -> int:
     """Serve until asked to stop; returns the exit status: 0 only if no answer was cut off."""
     import uvloop
 
+    set_up()
     ray_cluster = RayCluster(cluster.config.address, cluster.num_cpus, cluster.num_gpus, cluster.num_nodes)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -105,19 +114,28 @@ async def _run(cluster: Cluster, ray_cluster: RayCluster) -> int:
         interval_s=asked.look_s,
         kv_target=asked.kv_target,
         ttft_s=asked.ttft_target_s,
+        window_s=asked.window_s,
     )
+    curve = CurveFile(asked.arrival_curve) if asked.arrival_curve is not None else None
     controller = Controller(
-        scaling, lambda _: ray_cluster.place(cluster.serve), RouterTraffic(app), cluster.listen.drain_s, time.monotonic
+        scaling,
+        lambda _: ray_cluster.place(cluster.serve),
+        RouterTraffic(app),
+        cluster.listen.drain_s,
+        time.monotonic,
+        curve.curve if curve is not None else None,
+        served=ServedRate(curve.served_per_s if curve is not None else 0.0),
     )
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
     listener = bind(cluster.listen.host, cluster.listen.port)
-    server = await loop.create_server(lambda: InboundConnection(app), sock=listener, backlog=BACKLOG)
+    server = await listen_for(app, listener, app.tls.listener)
     app.start()
-    url = f"http://{cluster.listen.host}:{listener.getsockname()[1]}"
-    print(f"penstock serves on {url}: {asked.min_replicas} to {asked.max_replicas} replicas", flush=True)
+    url = f"{cluster.listen.tls.scheme}://{cluster.listen.host}:{listener.getsockname()[1]}"
+    say(f"penstock serves on {url}: {asked.min_replicas} to {asked.max_replicas} replicas")
     keeping = asyncio.ensure_future(_keep(controller, ray_cluster, url, asked.look_s))
+    saving = asyncio.ensure_future(curve.keep(controller.served)) if curve is not None else None
     try:
         await asyncio.wait((keeping, asyncio.ensure_future(stopping.wait())), return_when=asyncio.FIRST_COMPLETED)
         if keeping.done():
@@ -127,18 +145,52 @@ async def _run(cluster: Cluster, ray_cluster: RayCluster) -> int:
         return DROPPED_STATUS if num_dropped else 0
     finally:
         keeping.cancel()
+        if curve is not None and saving is not None:
+            saving.cancel()
+            curve.save(controller.served)
         await controller.stop()
         server.close()
         await app.close()
 
 
+class CurveFile:
+    """Requests a second by the time of day, and what a replica serves, kept from run to run."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises ConfigError for a file that is none of ours."""
+        self._path = path
+        kept: dict[str, Any] = {"per_s": [], "served_per_s": 0.0}
+        try:
+            kept |= json.loads(path.read_text())
+            self.curve = ArrivalCurve(kept["per_s"])
+            self.served_per_s = float(kept["served_per_s"])
+        except FileNotFoundError:
+            self.curve, self.served_per_s = ArrivalCurve(), 0.0
+        except (OSError, ValueError, TypeError, ConfigError) as error:
+            raise ConfigError(f"--arrival-curve {path} is no curve of arrivals: {error}; name another file") from error
+
+    def save(self, served: ServedRate) -> None:
+        """Whole or not at all; what cannot be written is said and does no harm."""
+        text = json.dumps({"per_s": self.curve.per_s, "served_per_s": served.per_s})
+        try:
+            write_file(self._path, text)
+        except ConfigError as error:
+            LOGGER.error("the curve of arrivals is lost: %s", error)
+
+    async def keep(self, served: ServedRate) -> None:
+        """Runs for ever."""
+        while True:
+            await asyncio.sleep(CURVE_S)
+            self.save(served)
+
+
 async def _keep(controller: Controller, ray_cluster: RayCluster, url: str, look_s: float) -> None:
-    num_told = 0
+    num_logged = 0
     while True:
         await controller.look()
-        for event in controller.events[num_told:]:
-            print(f"penstock: {event.words}", file=sys.stderr, flush=True)
-        num_told = len(controller.events)
+        for event in controller.events[num_logged:]:
+            LOGGER.info("%s", event.words)
+        num_logged = len(controller.events)
         await ray_cluster.board.write.remote(state_of(controller, url, ray_cluster.num_nodes()))
         await asyncio.sleep(look_s)
 

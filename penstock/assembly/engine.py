@@ -3,6 +3,7 @@
 A composition root beside the command line: it may know every layer, and nothing but the roots knows it.
 """
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -29,14 +30,15 @@ from penstock.assembly.speculation.drafting import (
     make_head_drafter,
 )
 from penstock.assembly.tiers import make_tiers
-from penstock.config import HEADS, EngineConfig
+from penstock.config import HEADS, EngineConfig, bound_of
 from penstock.errors import ConfigError
 from penstock.runtime.core.features import StepTime
 from penstock.runtime.core.runner import RunnerShape
 from penstock.runtime.draft.table import make_speculator
 from penstock.runtime.engine.engine import Engine
-from penstock.runtime.engine.matching import Matching
+from penstock.runtime.engine.grammar_state import GrammarState
 from penstock.runtime.execution.adapters.adapt import adapt
+from penstock.runtime.execution.adapters.prepare import rounded_rank
 from penstock.runtime.execution.ceilings import gpu_product_rate, product_rate
 from penstock.runtime.execution.choose import make_runner
 from penstock.runtime.execution.device import CpuDevice, Device, open_device, settle
@@ -45,6 +47,7 @@ from penstock.runtime.execution.load.parameters import dummy_model, load_model
 from penstock.runtime.execution.load.quantize import quantize_fp8
 from penstock.runtime.execution.native.decoder import NativeDecoder
 from penstock.runtime.execution.native.load import load_native
+from penstock.runtime.execution.parallel.adapters import FollowingAdapters, LeadingAdapters
 from penstock.runtime.execution.parallel.native import NativePart, load_native_part
 from penstock.runtime.execution.parallel.part import ModelPart, rank_runner
 from penstock.runtime.execution.parallel.runner import LeadingRunner, follow
@@ -54,8 +57,9 @@ from penstock.runtime.files import ModelFiles, dummy_spec, open_files
 from penstock.runtime.layers.decoder import Decoder
 from penstock.runtime.layers.encoder import Encoder
 from penstock.runtime.models.adapters import adapter_bytes
+from penstock.runtime.models.kinds.forgetting import bounded
 from penstock.runtime.models.ranks import RankPlace
-from penstock.runtime.models.sharding import shard_model
+from penstock.runtime.models.sharding import ModelShard, shard_model
 from penstock.runtime.models.spec import GQA, ModelSpec
 from penstock.runtime.ops.packed import TILE
 from penstock.runtime.sizing import (
@@ -80,9 +84,11 @@ MOST_FLOATS = 0.5
 
 LEAST_GPU_HEAD_DIM = 16
 ADAPTER_THREADS = 2
-"""They read adapters while steps go on."""
+"""Threads that read adapters while steps go on."""
 GRAMMAR_THREADS = 2
 """A grammar that takes long to compile keeps one of them; the next goes on beside it."""
+
+LOGGER = logging.getLogger(__name__)
 
 Progress = Callable[[str, int, int | None], None]
 """Told the stage, and how much of how much is done."""
@@ -97,6 +103,8 @@ class LoadedModel:
     files: ModelFiles | None
     group: RankGroup | None = None
     """The other ranks, where this is the first of several."""
+    shard: ModelShard | None = None
+    """This rank's part, where there are several."""
 
     @property
     def spec(self) -> ModelSpec:
@@ -105,6 +113,10 @@ class LoadedModel:
     @property
     def weight_bytes(self) -> int:
         return sum(parameter.nbytes for parameter in self.network.parameters())
+
+    def weights_digest(self) -> str:
+        """Made-up weights are named by their shape, which is all that decides them."""
+        return "made up" if self.files is None else self.files.weights_digest
 
 
 def load(
@@ -115,26 +127,39 @@ def load(
     One that warms up has the kernels of its steps compiled meanwhile.
     """
     if ranks_of(config).num_ranks > 1:
+        if config.cache.long_context != "full":
+            raise ConfigError("--long-context is for a model in one process; leave out --tensor and --pipeline")
         return _load_first(config, cache, progress)
     device = open_device(config.model.device)
     dtype = device.dtype(config.model.dtype)
     spec = dummy_spec(config.model.model)
     if spec is not None:
+        spec = _served_spec(config, spec)
         _check_invariance(config)
         with _kernels(config, spec, device, warms_up):
             network = dummy_model(spec, device.torch_device, dtype)
         return LoadedModel(_kept(config, network), device, None)
     files = open_files(config.model.model, cache, progress)
-    native = _load_native(config, device, files)
+    spec = _served_spec(config, files.spec)
+    native = _load_native(config, device, files) if spec is files.spec else None
     if native is not None:
         return LoadedModel(native, device, files)
     _check_invariance(config)
     reported = None if progress is None else lambda done, total: progress("load", done, total)
-    packs = _packs(config, device, files.spec)
-    arguments = files.spec, files.model.recipes, files.checkpoint, device.torch_device, dtype, reported, packs
-    with _kernels(config, files.spec, device, warms_up and not packs):
+    packs = _packs(config, device, spec)
+    arguments = spec, files.model.recipes, files.checkpoint, device.torch_device, dtype, reported, packs
+    with _kernels(config, spec, device, warms_up and not packs):
         network = load_model(*arguments)
     return LoadedModel(_kept(config, network), device, files)
+
+
+def _served_spec(config: EngineConfig, spec: ModelSpec) -> ModelSpec:
+    """The model as it is served: as it is, or with layers that forget."""
+    bound = bound_of(config.cache.long_context)
+    if bound is None:
+        return spec
+    LOGGER.warning("--long-context %s is lossy: answers to long texts are others", config.cache.long_context)
+    return bounded(spec, *bound, context=config.model.max_context or 0)
 
 
 @contextmanager
@@ -162,7 +187,7 @@ def _load_first(config: EngineConfig, cache: Path | None, progress: Progress | N
         device = settle(device, *place_on_node(config, 0))
         reported = None if progress is None else lambda done, total: progress("load", done, total)
         part = _load_part(config, device, files, ranks.place(0), reported)
-        return LoadedModel(part.join(group.join(device)), device, files, group)
+        return LoadedModel(part.join(group.join(device)), device, files, group, part.shard)
     except BaseException:
         group.close()
         raise
@@ -198,10 +223,13 @@ def run_rank(setup: RankSetup) -> None:
     device = settle(open_device(config.model.device), *place_on_node(config, place.rank))
     files = None if dummy_spec(config.model.model) is not None else open_files(config.model.model)
     part = _load_part(config, device, files, place)
-    world = World(place, setup.meeting, device.torch_device)
+    world = World(place, setup.rendezvous, device.torch_device)
     loaded = LoadedModel(part.join(world), device, files)
     sizing = agree_with_first(world, _size_own(config, loaded, SERVED_STEP_S))
-    follow(rank_runner(loaded.network, world, _shape(config, sizing), CACHE_DTYPES[config.cache.kv]), world)
+    shape = _shape(config, sizing)
+    runner = rank_runner(loaded.network, world, shape, CACHE_DTYPES[config.cache.kv])
+    slots = adapt(runner, loaded.network, config.adapter, shape.max_sequences, part.shard)
+    follow(runner, world, None if slots is None else FollowingAdapters(slots, world))
 
 
 def size(config: EngineConfig, loaded: LoadedModel, step_s: float = SERVED_STEP_S) -> Sizing:
@@ -235,12 +263,10 @@ def _size_own(config: EngineConfig, loaded: LoadedModel, step_s: float) -> Sizin
 
 
 def _use_tiles(device: str) -> None:
-    """Tiles that `penstock tune --kernels` chose for this GPU, if it has run here."""
-    rows = read_tiles(tiles_path(device))
-    if rows:
-        from penstock.runtime.ops.triton.host.chosen import use_tiles  # triton: only where a GPU is
+    """The tiles of this GPU: its table, and what `penstock tune --kernels` chose, if it has run here."""
+    from penstock.runtime.ops.triton.host.tile_table import use_device  # triton: only where a GPU is
 
-        use_tiles(rows)
+    use_device(device, read_tiles(tiles_path(device)))
 
 
 def make_engine(
@@ -276,23 +302,24 @@ def make_engine(
         clock=time.monotonic,
         on_step=on_step,
         speculator=speculator,
-        matching=_matching(loaded, warms_up),
+        grammar_state=_grammar_state(loaded, warms_up),
     )
     if config.adapter.are_served:
         readers = ThreadPoolExecutor(ADAPTER_THREADS, thread_name_prefix="adapter") if warms_up else None
         make = partial(make, readers=readers)
     if loaded.group is not None:
-        if config.adapter.are_served:
-            raise ConfigError("adapters are served by one process; leave out --tensor and --pipeline, or --adapter")
         world = loaded.group.world
-        leading = LeadingRunner(rank_runner(loaded.network, world, shape, cache_dtype), world, loaded.spec.vocab_size)
-        make_tiers(config, loaded.spec, "", scheduler, leading)
-        return make(runner=leading, depth=leading.depth)
+        own = rank_runner(loaded.network, world, shape, cache_dtype)
+        slots = adapt(own, loaded.network, config.adapter, shape.max_sequences, loaded.shard)
+        leading = LeadingRunner(own, world, loaded.spec.vocab_size)
+        make_tiers(config, loaded.spec, str, scheduler, leading)
+        return make(
+            runner=leading, depth=leading.depth, adapters=None if slots is None else LeadingAdapters(slots, world)
+        )
     runner = make_runner(loaded.network, shape, cache_dtype)
     runner.states = drafting.states
     adapters = adapt(runner, loaded.network, config.adapter, shape.max_sequences)
-    fingerprint = config.model.model if loaded.files is None else loaded.files.fingerprint
-    make = partial(make, tiers=make_tiers(config, loaded.spec, fingerprint, scheduler, runner))
+    make = partial(make, tiers=make_tiers(config, loaded.spec, loaded.weights_digest, scheduler, runner))
     if warms_up:
         runner.warm_up(scheduler.limits.max_batch_tokens)
     return make(
@@ -304,10 +331,9 @@ def make_engine(
 
 
 def _frees(config: EngineConfig, loaded: LoadedModel) -> bool:
-    """Windows give blocks back where one process computes the model piece by piece."""
-    has_states = any(group.kind == "state" for group in loaded.spec.cache_groups)
-    is_eager = isinstance(loaded.network, Decoder) and (loaded.device.torch_device.type != "cuda" or has_states)
-    return is_eager and config.parallel.tensor * config.parallel.pipeline == 1
+    """Windows give blocks back where one process computes the model, unless blocks are kept beyond the device too."""
+    keeps = config.cache.kv_host is not None or config.cache.kv_disk is not None
+    return config.parallel.tensor * config.parallel.pipeline == 1 and not keeps
 
 
 def check_heads(spec: ModelSpec) -> None:
@@ -325,7 +351,7 @@ def _adapter_bytes(config: EngineConfig, spec: ModelSpec, device: Device) -> int
     """Of all slots of a GPU, filled with the largest adapters; on a CPU they take memory as they come."""
     if not config.adapter.are_served or isinstance(device, CpuDevice):
         return 0
-    return config.adapter.max_adapters * adapter_bytes(spec, config.adapter.max_adapter_rank)
+    return config.adapter.max_adapters * adapter_bytes(spec, rounded_rank(config.adapter.max_adapter_rank))
 
 
 def _draft_bytes(config: EngineConfig, spec: ModelSpec) -> int:
@@ -351,7 +377,7 @@ def _drafting(config: EngineConfig, loaded: LoadedModel, sizing: Sizing) -> Draf
     return Drafting(make_drafter(load(draft_config(config, name)).network, config, sizing, loaded.spec.vocab_size))
 
 
-def _matching(loaded: LoadedModel, serves: bool) -> Matching | None:
+def _grammar_state(loaded: LoadedModel, serves: bool) -> GrammarState | None:
     """Grammars in the words of the model. One that serves compiles beside the loop, and makes its vocabulary ready now."""
     files, vocab_size = loaded.files, loaded.spec.vocab_size
     try:
@@ -364,10 +390,10 @@ def _matching(loaded: LoadedModel, serves: bool) -> Matching | None:
         lambda: whole_vocabulary(byte_tokenizer(vocab_size) if files is None else files.tokenizer, vocab_size)
     )
     if not serves:
-        return Matching(grammars, time.monotonic)
+        return GrammarState(grammars, time.monotonic)
     executor = ThreadPoolExecutor(GRAMMAR_THREADS, thread_name_prefix="grammar")
     executor.submit(grammars.warm_up)
-    return Matching(grammars, time.monotonic, executor)
+    return GrammarState(grammars, time.monotonic, executor)
 
 
 def _shape(config: EngineConfig, sizing: Sizing) -> RunnerShape:

@@ -6,6 +6,7 @@ from threading import Thread
 
 from penstock.config import EngineConfig
 from penstock.runtime.core.runner import RunnerShape
+from penstock.runtime.execution.adapters.adapt import adapt
 from penstock.runtime.execution.cuda.runner import CudaRunner
 from penstock.runtime.execution.device import Device
 from penstock.runtime.execution.kv_cache import CACHE_DTYPES
@@ -32,7 +33,9 @@ def compile_kernels(config: EngineConfig, spec: ModelSpec, device: Device, *, wa
         quantize_fp8(network)
     max_context = config.model.max_context or spec.max_context
     shape = RunnerShape(FEW_BLOCKS, config.cache.block_size, config.scheduler.max_sequences, max_context)
-    requests = CudaRunner(network, shape, CACHE_DTYPES[config.cache.kv]).compile_all()
+    runner = CudaRunner(network, shape, CACHE_DTYPES[config.cache.kv])
+    adapt(runner, network, config.adapter, shape.max_sequences)
+    requests = runner.compile_all()
     for request in requests if wait else ():
         request.are_ready(wait=True)
     return sum(request.num_variants for request in requests)

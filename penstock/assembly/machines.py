@@ -22,8 +22,8 @@ from penstock.runtime.core.runner import Masks, Runner
 from penstock.runtime.draft.table import make_speculator
 from penstock.runtime.engine.engine import Engine
 from penstock.runtime.engine.explain import explain_steps
+from penstock.runtime.engine.grammar_state import GrammarState
 from penstock.runtime.engine.machine import Facts, Machine, Vector
-from penstock.runtime.engine.matching import Matching
 from penstock.runtime.engine.oracle import OracleRunner, mix
 from penstock.runtime.engine.process import OnPhase
 from penstock.runtime.engine.scripted import Done, ScriptedRunner
@@ -69,7 +69,7 @@ def _oracle(config: EngineConfig, on_phase: OnPhase, step_log: Path | None) -> M
     paced = Paced(runner, options["step_ms"] / 1000)
     grammars = GrammarCompiler(lambda: whole_vocabulary(byte_tokenizer(), int(options["vocab"])))
     return _machine(
-        config, sizing, paced, int(options["vocab"]), on_phase, step_log, Matching(grammars, time.monotonic)
+        config, sizing, paced, int(options["vocab"]), on_phase, step_log, GrammarState(grammars, time.monotonic)
     )
 
 
@@ -171,7 +171,7 @@ def _machine(
     vocab_size: int,
     on_phase: OnPhase,
     step_log: Path | None = None,
-    matching: Matching | None = None,
+    grammar_state: GrammarState | None = None,
 ) -> Machine:
     on_step = _step_writer(step_log, config.model.model, config, sizing, vocab_size)
     speculator = make_speculator(config.speculation.drafter, config.speculation.draft_tokens)
@@ -181,7 +181,7 @@ def _machine(
         time.monotonic,
         on_step=on_step,
         speculator=speculator,
-        matching=matching,
+        grammar_state=grammar_state,
     )
     on_phase("make the model")
     facts = Facts(

@@ -17,6 +17,7 @@ from penstock.assembly.serving import package_version, watermark_of
 from penstock.assembly.text import card_of, fetch, open_text
 from penstock.config import EngineConfig, ServerConfig, bytes_of
 from penstock.errors import ConfigError, PenstockError
+from penstock.log import say
 from penstock.runtime.engine.client import EngineClient
 from penstock.runtime.files import dummy_spec, no_words, open_files
 from penstock.runtime.sizing import GIB
@@ -147,7 +148,7 @@ class PooledEngines:
 
     async def until_ready(self, port: int) -> None:
         """At once: whoever asks waits for its own model."""
-        print(pool_banner(self.pool.residents, self.pool.budget_bytes, self._server, port), flush=True)
+        say(pool_banner(self.pool.residents, self.pool.budget_bytes, self._server, port))
 
     async def verify(self) -> None:
         """Look at the files of each model before it is asked for."""

@@ -6,16 +6,17 @@ it is drained, ended, started anew and ready before the next one is touched.
 
 import asyncio
 import contextlib
+import logging
 import os
 import re
 import signal
-import sys
 import time
 from collections.abc import Sequence
 
 from penstock.service.router.app import RouterApp
 from penstock.service.router.fleet import ReplicaState
 
+LOGGER = logging.getLogger(__name__)
 LASTED_S = 10.0
 """A process that ran this long was a good one."""
 FIRST_PAUSE_S = 0.5
@@ -63,7 +64,7 @@ class LocalReplicas:
             status = await self._live(name)
             pause_s = FIRST_PAUSE_S if time.monotonic() - start_s > LASTED_S else min(pause_s * 2, LONGEST_PAUSE_S)
             if status and not self._is_stopping:
-                print(f"penstock: replica {name} ended with status {status}; it is started again", file=sys.stderr)
+                LOGGER.warning("replica %s ended with status %d; it is started again", name, status)
                 await asyncio.sleep(pause_s)
 
     async def _live(self, name: str) -> int:
@@ -88,7 +89,7 @@ class LocalReplicas:
             process, replica = self._processes.get(name), self._app.fleet.get(name)
             if process is None or replica is None:
                 continue
-            print(f"penstock: replica {name} is restarted", file=sys.stderr)
+            LOGGER.info("replica %s is restarted", name)
             self._app.fleet.drain(replica)
             while replica.num_pending:
                 await asyncio.sleep(0.05)
@@ -97,7 +98,7 @@ class LocalReplicas:
             await self._ended(process)
             while not self._is_ready(name, process):
                 await asyncio.sleep(0.1)
-        print("penstock: all replicas have been restarted", file=sys.stderr)
+        LOGGER.info("all replicas have been restarted")
 
     def _is_ready(self, name: str, old: asyncio.subprocess.Process) -> bool:
         replica = self._app.fleet.get(name)

@@ -2,10 +2,11 @@
 
 import asyncio
 import contextlib
+import logging
 import resource
 import signal
 import socket
-import sys
+import ssl
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from penstock.assembly.replicas import LocalReplicas
 from penstock.assembly.serving import BACKLOG, bind, package_version
 from penstock.config import ListenConfig, RouterConfig
 from penstock.errors import PenstockError
+from penstock.log import say, set_up
+from penstock.service.edge.tls import HANDSHAKE_S
 from penstock.service.gateway.audit import AuditEntry, write_audit
 from penstock.service.gateway.gateway import Gateway
 from penstock.service.router.admin.api import AdminApi, Audit
@@ -27,6 +30,7 @@ from penstock.service.router.proxy.client import InboundConnection
 from penstock.service.router.surface import doubts
 from penstock.service.router.trace import RouterTracer
 
+LOGGER = logging.getLogger(__name__)
 WATCH_S = 1.0
 DROPPED_STATUS = 1
 
@@ -52,6 +56,7 @@ def route(routing: Routing) -> int:
     """Route until asked to stop; returns the exit status: 0 only if no answer was cut off."""
     import uvloop
 
+    set_up()
     _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -70,15 +75,15 @@ async def _run(routing: Routing) -> int:
             stack.callback(close_gateway, gateway)
         stack.push_async_callback(app.close)
         listener = bind(routing.listen.host, routing.listen.port)
-        server = await _listen(stack, app, listener)
+        server = await _listen(stack, app, listener, app.tls.listener)
         if routing.listen.admin_port is not None:
             await _open_admin(stack, app, routing, gateway)
         app.start()
         await _bring_replicas(stack, app, routing)
-        where = f"http://{routing.listen.host}:{listener.getsockname()[1]}"
+        where = f"{routing.listen.tls.scheme}://{routing.listen.host}:{listener.getsockname()[1]}"
         count = counted(len(app.fleet.own) + len(routing.commands), "replica")
-        print(f"penstock routes on {where}, {count}, {routing.config.policy}", flush=True)
-        doubting = asyncio.ensure_future(_tell_doubts(app))
+        say(f"penstock routes on {where}, {count}, {routing.config.policy}")
+        doubting = asyncio.ensure_future(_log_doubts(app))
         await stopping.wait()
         doubting.cancel()
         server.close()
@@ -104,12 +109,12 @@ def _make_app(routing: Routing, gateway: Gateway | None) -> RouterApp:
     return app
 
 
-async def _tell_doubts(app: RouterApp) -> None:
-    """Once, when every replica has been looked at."""
+async def _log_doubts(app: RouterApp) -> None:
+    """Log what looks wrong in the fleet, once every replica has been looked at."""
     while not app.fleet.own or any(one.state is ReplicaState.UNKNOWN for one in app.fleet.own):
         await asyncio.sleep(0.1)
     for doubt in doubts(app, app.members, app.has_tenants):
-        print(f"penstock: {doubt}", file=sys.stderr, flush=True)
+        LOGGER.warning("%s", doubt)
 
 
 def _on_signal(stopping: asyncio.Event, hurrying: asyncio.Event) -> None:
@@ -118,13 +123,24 @@ def _on_signal(stopping: asyncio.Event, hurrying: asyncio.Event) -> None:
 
 
 async def _listen(
-    stack: contextlib.AsyncExitStack, target: RouterApp | AdminApi, listener: socket.socket
+    stack: contextlib.AsyncExitStack,
+    target: RouterApp | AdminApi,
+    listener: socket.socket,
+    tls: ssl.SSLContext | None = None,
 ) -> asyncio.Server:
     """Until the stack is left."""
-    loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: InboundConnection(target), sock=listener, backlog=BACKLOG)
+    server = await listen_for(target, listener, tls)
     stack.callback(server.close)
     return server
+
+
+async def listen_for(
+    target: RouterApp | AdminApi, listener: socket.socket, tls: ssl.SSLContext | None
+) -> asyncio.Server:
+    patience_s = HANDSHAKE_S if tls is not None else None
+    return await asyncio.get_running_loop().create_server(
+        lambda: InboundConnection(target), sock=listener, backlog=BACKLOG, ssl=tls, ssl_handshake_timeout=patience_s
+    )
 
 
 async def _open_admin(
@@ -135,11 +151,11 @@ async def _open_admin(
     stack.callback(admin.close)
     listener = bind("127.0.0.1", routing.listen.admin_port or 0)
     await _listen(stack, admin, listener)
-    print(f"penstock admin on http://127.0.0.1:{listener.getsockname()[1]}", flush=True)
+    say(f"penstock admin on http://127.0.0.1:{listener.getsockname()[1]}")
 
 
 async def _bring_replicas(stack: contextlib.AsyncExitStack, app: RouterApp, routing: Routing) -> None:
-    """Those that are begun on this machine, and those that a file names."""
+    """Replicas begun on this machine, and replicas that a file names."""
     if routing.commands:
         local = LocalReplicas(app, routing.commands, routing.replica_key)
         keeping = asyncio.ensure_future(local.run())
@@ -162,7 +178,7 @@ async def _drain(app: RouterApp, drain_s: float, hurrying: asyncio.Event) -> int
     hurry.cancel()
     num_dropped = draining.result() if draining.done() else app.num_open
     if num_dropped:
-        print(f"penstock: {num_dropped} answers are cut off", file=sys.stderr)
+        LOGGER.warning("%d answers are cut off", num_dropped)
     return DROPPED_STATUS if num_dropped else 0
 
 
@@ -219,8 +235,8 @@ def follow(app: RouterApp, text: str, by_url: dict[str, str]) -> None:
                 app.add_replica(name, url)
                 by_url[url] = name
             except PenstockError as error:
-                print(f"penstock: {error}", file=sys.stderr)
+                LOGGER.error("%s", error)
 
 
 def _say(replica: LiveReplica) -> None:
-    print(f"penstock: replica {replica.name} is {replica.state.value}", file=sys.stderr)
+    LOGGER.info("replica %s is %s", replica.name, replica.state.value)

@@ -7,6 +7,7 @@ import logging
 import resource
 import signal
 import socket
+import ssl
 import sys
 import time
 from collections.abc import Callable
@@ -26,6 +27,7 @@ from penstock.runtime.text.watermark import Watermark
 from penstock.service.edge.flow import StallWatch
 from penstock.service.edge.headers import KEEP_ALIVE_S
 from penstock.service.edge.memory import keep_large_apart
+from penstock.service.edge.tls import TlsContexts
 from penstock.service.server.adapters.table import AdapterTable
 from penstock.service.server.app import make_app
 from penstock.service.server.front import Front
@@ -200,15 +202,16 @@ class Serving:
                 model.watch_prefixes(keeps_words=self._config.watch_prefixes == "text")
         if self._config.otlp_endpoint is not None:
             self._front.tracer = SpanTracer(self._config.otlp_endpoint, self._front.version)
+        tls = TlsContexts(self._config.tls)
         listener = bind(self._config.host, self._config.port)
         storage = open_storage(self._config.data_dir, (responses.SCHEMA, jobs.SCHEMA, bills.SCHEMA))
         service = make_responses(self._front, storage.database)
         runner = BatchRunner(Jobs(JobFloor(self._front, service), storage))
-        http = _HttpServer(make_app(self._front, service, runner), self._front.config.max_body_mib << 20)
+        http = _HttpServer(make_app(self._front, service, runner), self._front.config.max_body_mib << 20, tls.listener)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
         supervisor = asyncio.create_task(self._engines.run())
-        sweeper = asyncio.gather(self._front.calls.watch(), _cut_stalled(http, self._config.stall_s))
+        sweeper = asyncio.gather(self._front.calls.watch(), _cut_stalled(http, self._config.stall_s), tls.watch())
         listening = asyncio.create_task(http.serve(sockets=[listener]))
         try:
             is_ready = await self._until_ready(supervisor, listener.getsockname()[1])
@@ -288,7 +291,7 @@ class Serving:
 class _HttpServer(uvicorn.Server):
     """Signals are ours to handle, and connections end when we say so."""
 
-    def __init__(self, app: Any, max_body_bytes: int) -> None:
+    def __init__(self, app: Any, max_body_bytes: int, tls: ssl.SSLContext | None) -> None:
         config = uvicorn.Config(
             app,
             http=Connection,
@@ -304,6 +307,8 @@ class _HttpServer(uvicorn.Server):
             timeout_graceful_shutdown=1,
             backlog=BACKLOG,
         )
+        config.load()
+        config.ssl = tls
         super().__init__(config)
 
     @contextlib.contextmanager

@@ -1,5 +1,6 @@
 """The tiers of a KV cache, as asked for."""
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from penstock.runtime.core.runner import BlockRunner, Runner
 from penstock.runtime.core.scheduler import Scheduler
 from penstock.runtime.engine.tiers.disk import DiskTier
 from penstock.runtime.engine.tiers.host import HostTier
-from penstock.runtime.engine.tiers.record import format_digest
+from penstock.runtime.engine.tiers.record import RECORD_ORDER, format_digest
 from penstock.runtime.engine.tiers.tiers import KVTiers
 from penstock.runtime.models.spec import ModelSpec
 
@@ -19,9 +20,9 @@ STAGING_BYTES = 256 << 20
 
 
 def make_tiers(
-    config: EngineConfig, spec: ModelSpec, fingerprint: str, scheduler: Scheduler, runner: Runner
+    config: EngineConfig, spec: ModelSpec, weights: Callable[[], str], scheduler: Scheduler, runner: Runner
 ) -> KVTiers | None:
-    """None where none is asked for."""
+    """None where none is asked for. `weights` gives their digest, if it is needed."""
     cache = config.cache
     if cache.kv_host is None and cache.kv_disk is None:
         return None
@@ -34,13 +35,7 @@ def make_tiers(
             f"--kv-host and --kv-disk keep blocks of full attention; {spec.architecture} has other kinds too"
         )
     format = format_digest(
-        fingerprint,
-        repr(spec),
-        cache.kv,
-        cache.block_size,
-        config.model.dtype,
-        config.model.weights,
-        type(runner).__name__,
+        weights(), repr(spec), config.model.weights, runner.kv_format, cache.block_size, RECORD_ORDER
     )
     host_bytes = STAGING_BYTES if cache.kv_host is None else bytes_of("--kv-host", cache.kv_host)
     disk = None

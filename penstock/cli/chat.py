@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli.loading import open_llm
+from penstock.cli.loading import adapter_at, open_llm
 from penstock.cli.sampling import SamplingConfig
 from penstock.config import CacheConfig, EngineConfig, ModelConfig, ParallelConfig, SchedulerConfig
 from penstock.console.speech import dimmed, shown, write_text
@@ -40,6 +40,8 @@ class Config:
     model: ModelConfig = field(default_factory=ModelConfig)
     system: str = ""
     """Who the model is and how it answers: the system message"""
+    adapter: str | None = None
+    """Adapter to lay over the model: a PEFT directory or a GGUF adapter"""
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
@@ -48,8 +50,9 @@ class Config:
 def run(config: Config) -> int:
     scheduler = SchedulerConfig(max_sequences=MAX_SEQUENCES)
     start_s = time.monotonic()
-    with open_llm(EngineConfig(config.model, config.cache, scheduler, config.parallel)) as llm:
-        chat = TerminalChat(llm, config.sampling, config.system)
+    adapters, name = adapter_at(config.adapter)
+    with open_llm(EngineConfig(config.model, config.cache, scheduler, config.parallel, adapter=adapters)) as llm:
+        chat = TerminalChat(llm, config.sampling, config.system, name)
         chat.check()
         _aside(f"{llm.files.name}, ready in {time.monotonic() - start_s:.1f} s; /help lists commands, Ctrl-D leaves")
         chat.talk(_lines())
@@ -59,8 +62,9 @@ def run(config: Config) -> int:
 class TerminalChat:
     """A conversation. What was said of a stopped answer stays said."""
 
-    def __init__(self, llm: "LLM", sampling: SamplingConfig, system: str = "") -> None:
+    def __init__(self, llm: "LLM", sampling: SamplingConfig, system: str = "", adapter: str = "") -> None:
         self._llm = llm
+        self._adapter = adapter
         self._sampling = sampling
         self._system = system
         self._messages: list[dict[str, Any]] = []
@@ -115,9 +119,8 @@ class TerminalChat:
 
     def _stream(self, timing: "Timing") -> "Completion | None":
         completion = None
-        stream = self._llm.stream_chat(
-            [*self._opening, *self._messages], self._sampling.params(self._llm.files.tokenizer)
-        )
+        params = self._sampling.params(self._llm.files.tokenizer)
+        stream = self._llm.stream_chat([*self._opening, *self._messages], params, adapter=self._adapter)
         with contextlib.closing(stream), _interruptible() as is_interrupted:  # type: ignore[type-var]
             for update in stream:
                 completion = update.completion

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli.loading import open_llm
+from penstock.cli.loading import adapter_at, open_llm
 from penstock.cli.sampling import SamplingConfig
 from penstock.config import CacheConfig, EngineConfig, ModelConfig, ParallelConfig, SchedulerConfig, SpeculationConfig
 from penstock.console.progress import ProgressBar
@@ -67,6 +67,8 @@ class Config:
     """Draw so many answers and print the likeliest"""
     beam_width: int | None = None
     """Search for the likeliest answer with so many beams, instead of drawing one"""
+    adapter: str | None = None
+    """Adapter to lay over the model: a PEFT directory or a GGUF adapter"""
     model: ModelByFlag = field(default_factory=ModelByFlag)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     form: FormConfig = field(default_factory=FormConfig)
@@ -79,21 +81,22 @@ class Config:
 def run(config: Config) -> int:
     prompts = _prompts(config)
     sampling = replace(config.sampling, max_tokens=config.sampling.max_tokens or DEFAULT_TOKENS)
-    with (
-        open_llm(
-            EngineConfig(config.model, config.cache, config.scheduler, config.parallel, config.speculation)
-        ) as llm,
-        ProgressBar("prompts") as progress,
-    ):
+    if config.beam_width is not None and config.adapter is not None:
+        raise ConfigError("beams are searched for without an adapter; leave --beam-width or --adapter")
+    adapters, name = adapter_at(config.adapter)
+    engine = EngineConfig(
+        config.model, config.cache, config.scheduler, config.parallel, config.speculation, adapter=adapters
+    )
+    with open_llm(engine) as llm, ProgressBar("prompts") as progress:
         if config.beam_width is not None:
             _search(llm, prompts, config.beam_width, sampling.max_tokens or DEFAULT_TOKENS, is_json=config.json)
             return 0
         report = Report(len(prompts), config.json, progress)
         params = [config.form.params(sampling.params(llm.files.tokenizer)) for _ in prompts]
         if config.best_of is None:
-            llm.generate(prompts, params, on_update=report.take)
+            llm.generate(prompts, params, on_update=report.take, adapter=name)
             return 0
-        for completion in llm.generate(prompts, params, best_of=config.best_of):
+        for completion in llm.generate(prompts, params, best_of=config.best_of, adapter=name):
             report.show(completion)
     return 0
 

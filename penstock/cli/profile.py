@@ -121,7 +121,7 @@ def _measured(config: Config) -> "Profile":
     find_hardware(THIS_MACHINE, loaded.weight_bytes)
     recorder = StepRecorder()
     plain = configure(config.engine, speculate="off")  # what drafts save is not what a step takes
-    engine = make_engine(plain, loaded, sizing, recorder.hear)
+    engine = make_engine(plain, loaded, sizing, recorder.record)
     begin_s = time.monotonic()
     with ProgressBar("s") as progress:
         calibration = Calibration(engine, recorder, loaded.spec.vocab_size, Random(config.seed), progress)

@@ -20,6 +20,7 @@ from penstock.config import (
     SchedulerConfig,
     ServerConfig,
     SpeculationConfig,
+    TlsConfig,
 )
 from penstock.errors import ConfigError
 from penstock.service.server.pool.config import PoolConfig, keep_alive_of
@@ -75,7 +76,7 @@ def found_values(asked: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def warn_of_shown_keys(arguments: Sequence[str]) -> None:
-    """Everybody on this machine who lists processes sees a command line."""
+    """A command line can be read by every user of this machine who lists processes."""
     for flag, variable in (
         ("--api-key", KEY_VARIABLE),
         ("--admin-key", ADMIN_VARIABLE),
@@ -172,7 +173,15 @@ def run_replicas(config: Config) -> int:
     fetch(config.model.model)
     outer = config.server
     inner = replace(
-        outer, host="127.0.0.1", port=0, api_key=(), admin_key=(), router_key=None, allowed_host=(), allowed_origin=()
+        outer,
+        host="127.0.0.1",
+        port=0,
+        api_key=(),
+        admin_key=(),
+        router_key=None,
+        allowed_host=(),
+        allowed_origin=(),
+        tls=TlsConfig(),
     )
     commands = []
     for number in range(config.replicas):
@@ -192,6 +201,7 @@ def run_replicas(config: Config) -> int:
         outer.allowed_origin,
         outer.max_body_mib,
         outer.drain_s,
+        tls=outer.tls,
     )
     key = secrets.token_urlsafe(24)
     router = RouterConfig(otlp_endpoint=outer.otlp_endpoint)

@@ -132,12 +132,12 @@ def answer(llm: "LLM", prompts: Sequence[str], config: Config) -> "list[Transcri
     num_done = 0
     with ProgressBar("answers") as progress:
 
-        def told(update: Any) -> None:
+        def report(update: Any) -> None:
             nonlocal num_done
             num_done += update.completion.is_finished
             progress("answering", num_done, len(prompts))
 
-        completions = llm.generate(tokens, params, on_update=told)
+        completions = llm.generate(tokens, params, on_update=report)
     found = [(prompt, tuple(done.choices[0].token_ids)) for prompt, done in zip(tokens, completions)]
     return [(prompt, said) for prompt, said in found if len(said) > DEPTH]
 

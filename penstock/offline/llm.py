@@ -31,7 +31,7 @@ from penstock.runtime.text.stream.stream import TextRules, TextStream
 from penstock.runtime.text.stream.styles import style_of_template
 from penstock.runtime.text.template.shield import PromptTokens, tokenize_chat
 from penstock.runtime.text.tools.speech import ToolSpeech
-from penstock.runtime.text.tools.words import knows_calls, told
+from penstock.runtime.text.tools.words import calls_as_text, knows_calls
 
 __all__ = ["LLM", "Beam", "Choice", "Completion", "Prompt", "Update"]
 
@@ -79,7 +79,7 @@ class LLM:
         self._numbers = count()
         self._running: dict[int, Running] = {}
         self._waiting: deque[Running] = deque()
-        """Those the engine has no room to queue yet."""
+        """Requests that the engine has no room to queue yet."""
         self._engine: Engine | None = None
         self._sizing: Sizing | None = None
         self._encoder: TextEncoder | None = None
@@ -251,9 +251,9 @@ class LLM:
             raise ConfigError(f"{self.files.name} has no chat template: it completes text but was not made to chat")
         given: dict[str, Any] = {}
         if speech is not None:
-            messages, given = speech.tell(messages, tools)
+            messages, given = speech.conversation(messages, tools)
         elif not knows_calls(template.source):
-            messages = told(messages)
+            messages = calls_as_text(messages)
         return tokenize_chat(template, self.files.tokenizer, messages, add_generation_prompt=True, **given)
 
     def beam_search(self, prompt: Prompt, width: int, max_tokens: int, length_penalty: float = 1.0) -> list[Beam]:

@@ -31,7 +31,7 @@ def begin() -> None:
 
 
 def _wake_driver() -> None:
-    """Whoever asks for a GPU next is answered at once."""
+    """The next question for a GPU is answered at once."""
     import ctypes
 
     with suppress(OSError):  # where there is no GPU

@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 from penstock.amounts import format_bytes
 from penstock.config import EngineConfig, bytes_of
 from penstock.errors import ConfigError
-from penstock.runtime.core.batching import CONTINUOUS, STATIC, dynamic
+from penstock.runtime.core.batching import CONTINUOUS, STATIC, MixedSteps, dynamic
 from penstock.runtime.core.kinds.groups import PLAIN, BlockGroup, CacheGroups
 from penstock.runtime.core.limits import Limits, StepSize
 from penstock.runtime.core.order import ORDERS, Lanes
@@ -42,10 +42,14 @@ class Pace(NamedTuple):
     """What the device's products reach a second."""
     step_s: float
     most_tokens: int
+    is_mixed: bool = False
+    """Steps are shorter while answers go on."""
 
 
 def pace_of(kind: Literal["gpu", "cpu"], flops: float, gpu_step_s: float = SERVED_STEP_S) -> Pace:
-    return Pace(flops, gpu_step_s if kind == "gpu" else CPU_STEP_S, MOST_STEP_TOKENS[kind])
+    is_gpu = kind == "gpu"
+    is_mixed = is_gpu and gpu_step_s == SERVED_STEP_S
+    return Pace(flops, gpu_step_s if is_gpu else CPU_STEP_S, MOST_STEP_TOKENS[kind], is_mixed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +85,8 @@ class Sizing:
     """Kinds of cache that a sequence holds blocks of."""
     state_bytes: int = 0
     """Of one state, where there are some."""
+    is_mixed: bool = False
+    """Steps are shorter while answers go on."""
 
     @property
     def kv_bytes(self) -> int:
@@ -154,6 +160,7 @@ def size_engine(
         max_batch_tokens=max_tokens,
         groups=groups,
         state_bytes=state_bytes,
+        is_mixed=pace is not None and pace.is_mixed,
     )
 
 
@@ -224,7 +231,7 @@ def make_scheduler(config: EngineConfig, sizing: Sizing) -> Scheduler:
     limits = limits._replace(shared_tokens=max(most // SHARED_PART, min(asked.max_sequences, most)))
     batching = {"continuous": CONTINUOUS, "static": STATIC, "dynamic": dynamic(asked.gather_s)}[asked.batching]
     order = ORDERS["first-come" if asked.order == "auto" else asked.order]()
-    return Scheduler(limits, Lanes(order), batching)
+    return Scheduler(limits, Lanes(order), batching, MixedSteps() if sizing.is_mixed else None)
 
 
 def _does_not_fit(config: EngineConfig, memory: Memory, block_bytes: int, num_fitting: int) -> str:

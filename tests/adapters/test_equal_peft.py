@@ -66,7 +66,7 @@ def test_logits_are_those_of_peft(kind: str, tmp_path: Path) -> None:
     ours = Ours(tmp_path / "base", variant.context)
     bank, step = adapted(ours, tmp_path / "adapter")
     prompt = torch.randint(0, 96, (29,), generator=torch.Generator().manual_seed(3)).tolist()
-    step.tokens = TokenSlots(torch.ones(len(prompt), dtype=torch.int32), None)
+    step.tokens = TokenSlots(None, torch.ones(len(prompt), dtype=torch.int32))
     expected = theirs(input_ids=torch.tensor([prompt])).logits[0]
     torch.testing.assert_close(ours.logits(prompt, 0), expected, atol=2e-4, rtol=2e-4)
     with theirs.disable_adapter():
@@ -75,5 +75,5 @@ def test_logits_are_those_of_peft(kind: str, tmp_path: Path) -> None:
     step.tokens = None
     torch.testing.assert_close(ours.logits(prompt, 0), plain, atol=2e-4, rtol=2e-4)
     bank.clear(1)
-    step.tokens = TokenSlots(torch.ones(len(prompt), dtype=torch.int32), None)
+    step.tokens = TokenSlots(None, torch.ones(len(prompt), dtype=torch.int32))
     torch.testing.assert_close(ours.logits(prompt, 0), plain, atol=2e-4, rtol=2e-4)

@@ -31,6 +31,9 @@ class Slots:
     placed: set[str] = field(default_factory=set)
     num_read: int = 0
 
+    def expect(self, path: str) -> None:
+        pass
+
     def read(self, path: str) -> Told:
         self.num_read += 1
         if path.startswith("bad"):

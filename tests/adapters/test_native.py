@@ -1,68 +1,20 @@
 """Native steps compute adapters as the torch decoder does, and a batch of many as each alone, to the bit."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from penstock import LLM, SamplingParams
 from penstock.assembly.engine import LoadedModel
 from penstock.config import configure
 from penstock.runtime.execution.device import open_device
-from penstock.runtime.models.spec import GQA, GatedMLP, ModelSpec
+from tests.adapters.writing import write
 from tests.runtime.test_native import SPECS, twins
 
 SCORED = SamplingParams(temperature=0.0, max_tokens=6, prompt_logprobs=0, logprobs=0, ignore_eos=True)
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, logprobs=0, ignore_eos=True)
-
-
-def write(folder: Path, spec: ModelSpec, seed: int, rank: int = 4, **config: Any) -> Path:
-    attention, mlp = spec.layers[0].attention, spec.layers[0].mlp
-    assert isinstance(mlp, GatedMLP)
-    assert isinstance(attention, GQA)
-    hidden = spec.hidden_size
-    shapes = {
-        "self_attn.q_proj": (attention.q_size, hidden),
-        "self_attn.k_proj": (attention.kv_size, hidden),
-        "self_attn.v_proj": (attention.kv_size, hidden),
-        "self_attn.o_proj": (hidden, attention.q_size),
-        "mlp.gate_proj": (mlp.width, hidden),
-        "mlp.up_proj": (mlp.width, hidden),
-        "mlp.down_proj": (hidden, mlp.width),
-    }
-    generator = torch.Generator().manual_seed(seed)
-    tensors = {}
-
-    def normal(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=generator)
-
-    for layer in range(spec.num_layers):
-        for module, (rows, columns) in shapes.items():
-            name = f"base_model.model.model.layers.{layer}.{module}"
-            tensors[f"{name}.lora_A.weight"] = normal(rank, columns) * columns**-0.5
-            tensors[f"{name}.lora_B.weight"] = normal(rows, rank) * 0.4
-            if config.get("use_dora"):
-                tensors[f"{name}.lora_magnitude_vector"] = normal(rows).abs() + 0.5
-    if config.pop("embeds", False):
-        name = "base_model.model.model.embed_tokens"
-        tensors |= {
-            f"{name}.lora_embedding_A": normal(rank, spec.vocab_size),
-            f"{name}.lora_embedding_B": normal(hidden, rank) * 0.1,
-        }
-    if config.pop("heads", False):
-        name = "base_model.model.lm_head"
-        tensors |= {
-            f"{name}.lora_A.weight": normal(rank, hidden),
-            f"{name}.lora_B.weight": normal(spec.vocab_size, rank) * 0.2,
-        }
-    folder.mkdir(parents=True)
-    save_file(tensors, folder / "adapter_model.safetensors")
-    settings = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "bias": "none"}
-    (folder / "adapter_config.json").write_text(json.dumps(settings | config))
-    return folder
 
 
 def opened(network: Any, adapters: dict[str, Path], **settings: Any) -> LLM:
@@ -107,9 +59,18 @@ def test_native_steps_compute_what_torch_computes(name: str, config: dict[str, A
 @pytest.mark.parametrize("kernels", ["portable", "avx2", "avx512", "amx-emulated"])
 def test_a_mixed_batch_gives_the_bits_of_each_alone(kernels: str, tmp_path: Path) -> None:
     spec = SPECS["plain"]
-    kinds: list[dict[str, Any]] = [{}, {"use_dora": True}, {"heads": True}, {}]
+    kinds: list[dict[str, Any]] = [
+        {},
+        {"use_dora": True},
+        {"heads": True},
+        {},
+        {"embeds": True},
+        {},
+        {"use_dora": True},
+        {},
+    ]
     adapters = {f"a{n}": write(tmp_path / f"a{n}", spec, n, rank=3 + n, **dict(kind)) for n, kind in enumerate(kinds)}
-    names = ["", "a0", "a1", "a2", "a3", "a0", "", "a1"]
+    names = ["", *adapters, "", "a1"]
     _, native = twins(spec, kernels)
 
     def found(llm: LLM, several: list[list[int]], adapters: list[str]) -> list[list[tuple[int, float]]]:
@@ -117,6 +78,6 @@ def test_a_mixed_batch_gives_the_bits_of_each_alone(kernels: str, tmp_path: Path
         return [[(each.token_id, each.logprob) for each in one.choices[0].logprobs] for one in completions]
 
     with opened(native, adapters, prefix_caching=False) as llm:
-        together = found(llm, prompts(8), names)
-        alone = [found(llm, [prompt], [name])[0] for prompt, name in zip(prompts(8), names)]
+        together = found(llm, prompts(len(names)), names)
+        alone = [found(llm, [prompt], [name])[0] for prompt, name in zip(prompts(len(names)), names)]
     assert together == alone

@@ -5,6 +5,7 @@ from random import Random
 
 import pytest
 
+from benchmarks.accuracy import misses
 from penstock.runtime.core.features import Features, StepTime
 from penstock.runtime.engine.engine import Engine
 from penstock.runtime.engine.scripted import ScriptedRunner
@@ -27,7 +28,7 @@ def calibrate(**settings):
     recorder = StepRecorder()
     runner = ScriptedRunner(batches=[])
     fleet = make_fleet(**settings)
-    engine = Engine(make_scheduler(fleet.config, fleet.sizing), runner, time.monotonic, on_step=recorder.hear)
+    engine = Engine(make_scheduler(fleet.config, fleet.sizing), runner, time.monotonic, on_step=recorder.record)
     calibration = Calibration(engine, recorder, 1000, Random(4), rests_s=(0.005, 0.006))
     steps = calibration.run(1.0)
     assert not engine.has_work
@@ -83,11 +84,16 @@ def test_steps_that_others_disturbed_are_left_out_but_not_all(shares, kept):
 
 def test_steps_between_parts_are_not_the_calibrations():
     recorder = StepRecorder()
-    recorder.hear(STEP)
+    recorder.record(STEP)
     with recorder.part("one"):
-        recorder.hear(STEP._replace(start_s=1))
-    recorder.hear(STEP._replace(start_s=2))
+        recorder.record(STEP._replace(start_s=1))
+    recorder.record(STEP._replace(start_s=2))
     with recorder.part("other"):
-        recorder.hear(STEP._replace(start_s=3))
-    recorder.hear(STEP._replace(start_s=4))
+        recorder.record(STEP._replace(start_s=3))
+    recorder.record(STEP._replace(start_s=4))
     assert [step.start_s for step in recorder.steps] == [1, 3]
+
+
+def test_a_figure_further_off_than_its_target_is_a_miss() -> None:
+    found = {"ttft_p50_s": {"error": 0.11}, "ttft_p95_s": {"error": -0.19}, "output_tokens_per_s": {"error": 0.01}}
+    assert misses(found) == ["ttft_p50_s"]

@@ -13,7 +13,7 @@ from penstock.cli.main import COMMANDS
 from penstock.console import args
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PAGES = [page for page in PAGES if "reference" not in page.parts]
 
 
@@ -67,3 +67,14 @@ def test_the_site_has_every_page() -> None:
     listed = set(re.findall(r"[\w/-]+\.md", navigation))
     pages = {str(page.relative_to(ROOT / "docs")) for page in PAGES if page.parent != ROOT}
     assert listed - {one for one in listed if one.startswith("reference/")} == pages
+
+
+def test_what_contributors_are_sent_to_exists() -> None:
+    """Every path in the recipes, and every name that is said to stand in a file, is there."""
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    paths = re.findall(r"`((?:penstock|tests|docs)/[\w/.]*)`", text)
+    assert len(paths) > 30
+    assert not [path for path in paths if not (ROOT / path).exists()]
+    named = re.findall(r"`([A-Z_]+)` of `(penstock/[\w/.]+\.py)`", text.replace("\n", " ").replace("   ", " "))
+    assert len(named) >= 3
+    assert not [name for name, path in named if not re.search(rf"^{name}\b", (ROOT / path).read_text(), re.MULTILINE)]

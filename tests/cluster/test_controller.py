@@ -1,14 +1,16 @@
 """The controller by hand: time, placements and traffic are values that a test moves."""
 
 import asyncio
+import json
 from dataclasses import dataclass, field, replace
 
 import pytest
 
+from penstock.assembly.cluster import CurveFile
 from penstock.errors import ConfigError
 from penstock.service.cluster.controller import Controller, ReplicaPhase
 from penstock.service.cluster.replica import ServerReport
-from penstock.tools.sim.scaling import Scaling
+from penstock.tools.sim.scaling import ArrivalCurve, Scaler, Scaling, ServedRate
 
 STARTING = ServerReport("http://127.0.0.1:1", False, None, 1.0, (), "127.0.0.1", "")
 READY = STARTING._replace(is_ready=True, start_s=4.0, parts=(("begin the process", 1.0), ("load the model", 3.0)))
@@ -178,3 +180,71 @@ def test_replicas_that_never_start_end_the_service_with_their_own_words(status: 
     with pytest.raises(ConfigError, match="do not start: /models/none does not exist"):
         try_on()
     assert len(bench.places) == num_tries
+
+
+def test_a_rush_doubles_the_fleet_once_a_window_and_orders_nothing_twice() -> None:
+    """A thousand requests at once, to a service that had scaled to zero: the stampede guard."""
+    bench = Bench(replace(scaling(0, 64), window_s=15.0))
+    bench.num_waiting = 1000
+    counts = []
+    for _ in range(60):
+        bench.look(1.0)
+        counts.append(len(bench.places))
+    assert counts[0] == 1, "one is ordered at once"
+    assert counts[:15] == [1] * 15, "and no second one in its window, however often is looked"
+    assert [counts[second] for second in (15, 30, 45)] == [2, 4, 8]
+    unbounded = Bench(scaling(0, 64))
+    unbounded.num_waiting = 1000
+    unbounded.look()
+    assert len(unbounded.places) == 64
+    assert Scaler(replace(scaling(2, 64), window_s=15.0)).wanted(2, 1000, 0.0, 0.0) == 4
+
+
+def test_replicas_are_ready_when_the_load_of_yesterday_comes_again() -> None:
+    """At nine each morning 2 requests a second become 20; a replica serves 4 and takes two minutes to start."""
+    nine, cold_s = 9 * 3600.0, 120.0
+
+    def rate(time_s: float) -> float:
+        return 20.0 if nine <= time_s % 86_400 < nine + 3600 else 2.0
+
+    curve = ArrivalCurve()
+    total = 0.0
+    for second in range(0, 86_400 + 600, 10):
+        curve.note(round(total), second)
+        total += 10 * rate(second)
+    assert curve.at(nine + 1800) == pytest.approx(20.0, rel=0.01)
+    assert curve.at(nine - 1800) == pytest.approx(2.0, rel=0.05)
+    ordered = {}
+    for name, known in (("curve", curve), ("none", None)):
+        bench = Bench(Scaling(1, 8, 1e6, cold_start_s=cold_s))
+        controller = bench.controller
+        controller.curve, controller.served = known, ServedRate(4.0)
+        controller.unix_clock = lambda bench=bench: 86_400.0 + nine - 1200.0 + bench.now
+        while bench.now < 1200.0 and len(bench.places) < 6:
+            bench.num_served += 2 * 10
+            bench.look(10.0)
+            for replica in controller.replicas.values():
+                replica.since_s = bench.now - cold_s  # they start as expected
+            bench.ready(*[place for place in bench.places if bench.places[place].answer is not READY])
+        ordered[name] = (len(bench.places), bench.now)
+    assert ordered["none"] == (1, pytest.approx(1200.0, abs=30.0)), "nothing has come yet"
+    count, when = ordered["curve"]
+    assert count == 6, "20 a second over 4 a second, nine tenths full"
+    assert 1200.0 - cold_s - 310.0 <= when <= 1200.0 - cold_s + 150.0
+
+
+def test_a_curve_is_kept_from_run_to_run_and_a_file_of_something_else_is_refused(tmp_path) -> None:
+    path = tmp_path / "curve.json"
+    first = CurveFile(path)
+    for second in range(0, 1200, 60):
+        first.curve.note(second * 3, second)
+    first.save(ServedRate(2.5))
+    second_run = CurveFile(path)
+    assert second_run.curve.per_s == first.curve.per_s
+    assert second_run.curve.at(450.0) == pytest.approx(3.0)
+    assert second_run.curve.at(40_000.0) == 0.0, "nothing is known of noon"
+    assert second_run.served_per_s == 2.5
+    for wrong in ("{", "[1]", json.dumps({"per_s": [1.0]}), json.dumps({"per_s": [-1.0] * 288})):
+        path.write_text(wrong)
+        with pytest.raises(ConfigError, match="--arrival-curve"):
+            CurveFile(path)

@@ -5,7 +5,7 @@ from llguidance import LLTokenizer
 from penstock.runtime.core.batch import Batch, StepOutput
 from penstock.runtime.core.request import Grammar, Request
 from penstock.runtime.core.runner import Masks
-from penstock.runtime.engine.matching import Matching
+from penstock.runtime.engine.grammar_state import GrammarState
 from penstock.runtime.engine.oracle import EMPTY, OracleRunner, digest, draw
 from penstock.runtime.text.grammar.compiler import GrammarCompiler
 from tests.engine.answers import Clock
@@ -30,8 +30,8 @@ class Bytes:
 GRAMMARS = GrammarCompiler(lambda: LLTokenizer(Bytes(), eos_token=[END]))
 
 
-def matching(**settings) -> Matching:
-    return Matching(GRAMMARS, Clock(), **settings)
+def grammar_state(**settings) -> GrammarState:
+    return GrammarState(GRAMMARS, Clock(), **settings)
 
 
 class Waiting:

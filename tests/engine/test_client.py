@@ -192,7 +192,7 @@ def test_a_request_that_cannot_be_computed_fails_alone(poison: int) -> None:
 
 
 def test_a_request_that_kills_engines_is_found_and_refused() -> None:
-    """Requests that wait behind it are answered: from the third engine on, suspects are tried one by one."""
+    """Requests that wait behind it are answered: those that two engines died with are tried one by one."""
 
     async def law(client: EngineClient) -> None:
         ledger, sick = Ledger(), Ledger()

@@ -14,7 +14,7 @@ from penstock.runtime.draft.drafter import NO_GUESS, Guess, View
 from penstock.runtime.draft.speculator import Speculator
 from penstock.runtime.draft.table import DRAFTERS, make_speculator
 from penstock.runtime.engine.engine import Engine
-from penstock.runtime.engine.matching import StepMasks
+from penstock.runtime.engine.grammar_state import StepMasks
 from penstock.runtime.engine.oracle import OracleRunner
 from tests.engine.answers import LIMITS, VOCAB_SIZE, assert_right, drain, expected, make_engine, make_request
 from tests.engine.faulty import FailingRunner

@@ -28,7 +28,10 @@ UNWRITTEN = {
     "gemma3-scaled": "this pattern of layers has no key",
     "gemma3-vision": "the vision part is a file of its own",
     "gpt2-variants": "GGUF has no keys for these",
-    **dict.fromkeys(("lfm2", "lfm2-biases", "granite4", "granite4-dense"), "GGUF files of it are not read"),
+    **dict.fromkeys(
+        ("lfm2", "lfm2-biases", "granite4", "granite4-dense", "qwen3-next", "qwen3-next-dense"),
+        "GGUF files of it are not read",
+    ),
     **dict.fromkeys(("deepseek-v2", "deepseek-v2-groups", "deepseek-v3", "deepseek-v3-yarn"), "nor of this"),
 }
 INSTEAD = {

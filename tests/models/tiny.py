@@ -44,6 +44,15 @@ MAMBA = {
     "shared_intermediate_size": 48,
     "position_embedding_type": "nope",
 }
+DELTA = SMALL | {
+    "head_dim": 16,
+    "num_hidden_layers": 4,
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 12,
+    "linear_value_head_dim": 16,
+    "shared_expert_intermediate_size": 40,
+}
 GEMMA = {"head_dim": 16, "sliding_window": 8, "num_hidden_layers": 4}
 
 
@@ -82,7 +91,8 @@ class Variant:
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 is_norm = (parameter.dim() == 1 and "norm" in name.lower()) or ".ln_" in name
-                center = 1.0 if is_norm and name.endswith("weight") and "Gemma" not in self.family else 0.0
+                is_from_one = "Gemma" in self.family or (self.family == "Qwen3Next" and "linear_attn" not in name)
+                center = 1.0 if is_norm and name.endswith("weight") and not is_from_one else 0.0
                 parameter.normal_(center, 0.2 if parameter.dim() == 1 else 0.15)
         return model.eval()
 
@@ -202,6 +212,15 @@ VARIANTS: dict[str, Variant] = {
         | MAMBA
         | {"num_local_experts": 0, "mamba_n_groups": 2, "embedding_multiplier": 3.0, "residual_multiplier": 0.4}
         | {"logits_scaling": 2.0, "attention_multiplier": 0.2, "position_embedding_type": "rope"},
+    ),
+    "qwen3-next": Variant(
+        "Qwen3Next", DELTA | {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+    ),
+    "qwen3-next-dense": Variant(
+        "Qwen3Next",
+        DELTA
+        | {"num_experts": 0, "attention_bias": True, "linear_num_value_heads": 2, "num_hidden_layers": 2}
+        | {"layer_types": ["full_attention", "linear_attention"]},
     ),
     "deepseek-v2": Variant("DeepseekV2", DEEPSEEK | {"q_lora_rank": None, "topk_method": "greedy"}),
     "deepseek-v2-groups": Variant(

@@ -41,3 +41,4 @@ def test_shares_that_do_not_add_up_are_refused(text: str) -> None:
 
 def test_every_device_of_the_table_has_a_price() -> None:
     assert all(device.price_per_hour for device in HARDWARE.values())
+    assert all("202" in device.price_source for device in HARDWARE.values()), "each price says whose it is and of when"

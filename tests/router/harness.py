@@ -86,6 +86,8 @@ class ScriptedReplica:
     released: asyncio.Event = field(default_factory=asyncio.Event)
     writers: set = field(default_factory=set)
     model: str = "tiny"
+    adapters: dict[str, bool] = field(default_factory=dict)
+    """By name, whether it lies on the device."""
     is_foreign: bool = False
     """As vLLM and llama.cpp: health at /health, no marks, no headers of ours."""
 
@@ -114,7 +116,10 @@ class ScriptedReplica:
                 elif path in ("/readyz", "/health"):
                     writer.write(whole(b'{"status": "said"}', 200 if self.is_ready else 503))
                 elif path == "/v1/models":
-                    writer.write(whole(json.dumps({"data": [{"id": self.model}]}).encode()))
+                    data = [{"id": self.model}]
+                    for name, is_loaded in self.adapters.items():
+                        data.append({"id": name, "status": {"value": "loaded" if is_loaded else "unloaded"}})
+                    writer.write(whole(json.dumps({"data": data}).encode()))
                 elif path == "/metrics":
                     writer.write(whole(b"vllm:num_requests_waiting 0\n"))
                 else:

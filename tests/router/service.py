@@ -123,10 +123,11 @@ def routing(*flags: str, servers: list[Server] | None = None, **environment: str
         try:
             assert process.stdout is not None
             line = process.stdout.readline()
-            url = re.search(r"http://[^,\s]+", line)
+            url = re.search(r"https?://[^,\s]+", line)
             assert url, errors.read_text()
             made = Service(url.group(), process, servers or [], errors)
-            with made.http() as http:
+            key = flags[flags.index("--api-key") + 1] if "--api-key" in flags else "none"
+            with made.http(headers={"Authorization": f"Bearer {key}"}) as http:
                 while servers and http.get("/router/replicas").text.count('"ready"') < len(servers):
                     time.sleep(0.05)
             yield made

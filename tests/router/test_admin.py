@@ -107,6 +107,9 @@ def test_keys_budgets_and_rules_are_set_while_the_gateway_runs_and_hold_at_once(
             assert [one["is_valid"] for one in (await do("GET", "/keys"))[1]] == [False]
             status, page = await do("GET", "/openapi.json")
             assert {route.path for route in ROUTES} <= set(page["paths"])
+            status, _, shown = await ask(port, b"", "/docs", "GET")
+            assert status == 200, "the list of routes is no secret"
+            assert all(f"{route.method} {route.path}".encode() in shown for route in ROUTES)
             assert len(done) == 8, "what was refused is not written down"
             server.close()
             admin.close()

@@ -213,7 +213,7 @@ def test_a_replica_that_stops_answering_loses_its_streams_to_another():
             await router.until(lambda: len(frozen.asked) + len(good.asked) == 64 and len(frozen.asked) > 0)
             frozen.is_ready = False
             await router.until(lambda: router.app.fleet.get("a").state is ReplicaState.UNREADY)
-            router.app.fleet.hear(router.app.fleet.get("a"), ReplicaState.GONE, router.app.dispatch.now())
+            router.app.fleet.set_state(router.app.fleet.get("a"), ReplicaState.GONE, router.app.dispatch.now())
             router.app.changed(router.app.fleet.get("a"))
             for task in asking:
                 assert (await task)[2] == SHOWN

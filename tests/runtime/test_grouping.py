@@ -10,7 +10,7 @@ from penstock.runtime.execution.load.grouping import group_recipe
 from penstock.runtime.execution.load.recipe import open_recipe
 from penstock.runtime.formats.checkpoint import RawTensor
 from penstock.runtime.formats.quants import BLOCKS, dequantize
-from penstock.runtime.models.weights import HalvesPaired, RowRange, Take, Tensor
+from penstock.runtime.models.weights import Concat, HalvesPaired, Take, Tensor
 from penstock.runtime.ops.packed import GROUP
 
 EXACT = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
@@ -78,13 +78,13 @@ def test_other_formats_come_within_a_step(dtype: str) -> None:
 @pytest.mark.parametrize(
     "recipe",
     [
-        RowRange((Tensor("a"), Tensor("b"))),
+        Concat((Tensor("a"), Tensor("b"))),
         HalvesPaired(Tensor("a"), 3),
-        Take(RowRange((Tensor("a"), Tensor("b"))), 1, 23, 2),
-        RowRange((HalvesPaired(Tensor("b"), 2), Take(Tensor("a"), 0, 4))),
+        Take(Concat((Tensor("a"), Tensor("b"))), 1, 23, 2),
+        Concat((HalvesPaired(Tensor("b"), 2), Take(Tensor("a"), 0, 4))),
     ],
 )
-def test_recipes_move_groups_as_they_move_floats(recipe: RowRange | HalvesPaired | Take) -> None:
+def test_recipes_move_groups_as_they_move_floats(recipe: Concat | HalvesPaired | Take) -> None:
     files = Files("Q4_1")
     source = open_recipe(recipe, files, TensorAudit())
     assert torch.equal(group_recipe(recipe, files, TensorAudit()).dequantize(), source.read(0, source.shape[0]))

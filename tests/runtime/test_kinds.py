@@ -12,7 +12,7 @@ from penstock.runtime.core.scheduler import Scheduler
 from penstock.runtime.engine.engine import Engine
 from penstock.runtime.execution.eager.runner import ModelRunner
 from penstock.runtime.layers.decoder import Decoder
-from penstock.runtime.models.kinds.recurrent import Mamba2, ShortConv
+from penstock.runtime.models.kinds.recurrent import GatedDelta, Mamba2, ShortConv
 from penstock.runtime.models.spec import MLA, GatedMLP, ModelSpec, MoE, Rope
 from tests.runtime.driving import BLOCK_SIZE, Text, alone, tiny_model, tiny_spec
 from tests.runtime.test_engine import requests, serve
@@ -50,7 +50,7 @@ def latent() -> Decoder:
 
 def hybrid() -> Decoder:
     layer = tiny_spec().layers[0]
-    parts = (Mamba2(4, 8, 6, 2, 4), layer.attention, ShortConv(24, 3))
+    parts = (Mamba2(4, 8, 6, 2, 4), layer.attention, ShortConv(24, 3), GatedDelta(4, 2, 6, 8, 4))
     return tiny_model(layers=tuple(replace(layer, attention=part) for part in parts))
 
 

@@ -10,9 +10,11 @@ from penstock.runtime.core.request import SamplingParams
 from penstock.runtime.execution.cuda.mixed_graphs import padded_chunks, padded_tokens, spread
 from penstock.runtime.execution.cuda.rows import DeviceRows
 from penstock.runtime.execution.eager.inputs import make_inputs
+from penstock.runtime.models.kinds.cache import TableGroup
 
 BLOCK_SIZE, NUM_ROWS, MAX_CONTEXT, IDLE_BLOCK = 4, 6, 64, 99
 CPU = torch.device("cpu")
+GROUPS = (TableGroup(None, 1), TableGroup(9, 2))
 
 
 @pytest.mark.parametrize("num_tokens", [*range(1, 300), 1000, 2047, 2048, 2049, 8191, 8192])
@@ -30,13 +32,14 @@ def arriving(row: int, length: int, numbers: random.Random) -> Chunk:
     num_blocks = -(-length // BLOCK_SIZE)
     blocks = tuple(numbers.randrange(90) for _ in range(num_blocks))
     tokens = tuple(numbers.randrange(1000) for _ in range(length))
-    return Chunk(row, 0, length, tokens, blocks, True, Arrival(SamplingParams(), 0, length, (), ""))
+    others = tuple(tuple(numbers.randrange(90) for _ in range(num_blocks * width)) for _, width in GROUPS[1:])
+    return Chunk(row, 0, length, tokens, blocks, True, Arrival(SamplingParams(), 0, length, (), ""), others=others)
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_what_the_device_works_out_is_what_the_host_works_out(seed: int) -> None:
     numbers = random.Random(seed)
-    rows = DeviceRows(NUM_ROWS + 1, MAX_CONTEXT, BLOCK_SIZE, 1000, CPU, IDLE_BLOCK)
+    rows = DeviceRows(NUM_ROWS + 1, MAX_CONTEXT, BLOCK_SIZE, 1000, CPU, IDLE_BLOCK, GROUPS)
     chunks = [arriving(row, numbers.randint(1, 30), numbers) for row in numbers.sample(range(NUM_ROWS), 4)]
     rows.place(0, chunks)
     rows.grow(0, chunks)
@@ -45,12 +48,15 @@ def test_what_the_device_works_out_is_what_the_host_works_out(seed: int) -> None
     for chunk in chunks:
         start = numbers.randrange(chunk.length)
         later.append(
-            chunk._replace(start=start, length=chunk.length - start, token_ids=(), new_blocks=(), arrival=None)
+            chunk._replace(
+                start=start, length=chunk.length - start, token_ids=(), new_blocks=(), arrival=None, others=()
+            )
         )
     reported = make_inputs(later, rows)
     total = sum(chunk.length for chunk in later)
     described = [(chunk.row, chunk.start, chunk.length, 1) for chunk in later] + [(NUM_ROWS, 0, 0, 0)] * 3
-    token_ids, layout, _ = spread(torch.tensor(described).t(), total + 7, rows, BLOCK_SIZE, NUM_ROWS)
+    chunk_table = torch.tensor(described).t()
+    token_ids, layout, row_of_token = spread(chunk_table, total + 7, rows, BLOCK_SIZE, NUM_ROWS)
     assert torch.equal(token_ids[:total], reported.token_ids)
     assert torch.equal(layout.positions[:total], reported.layout.positions)
     assert torch.equal(layout.slots[:total], reported.layout.slots)
@@ -63,3 +69,8 @@ def test_what_the_device_works_out_is_what_the_host_works_out(seed: int) -> None
     padding = layout.slots[total:]
     assert torch.equal(padding, torch.full_like(padding, IDLE_BLOCK * BLOCK_SIZE))
     assert bool((layout.query_starts[len(later) :] == total).all())
+    for mine, theirs in zip(rows.through_others(layout, chunk_table[0], row_of_token), reported.others, strict=True):
+        assert torch.equal(mine.slots[:total], theirs.slots)
+        for ours, known, chunk in zip(mine.block_tables, theirs.block_tables, later):
+            seen = -(-chunk.end // BLOCK_SIZE)
+            assert torch.equal(ours[:seen], known[:seen])

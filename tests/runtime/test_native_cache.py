@@ -61,6 +61,34 @@ def test_a_step_gives_the_same_bits_over_both(dtype: torch.dtype) -> None:
     assert my_parts[0].any()
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8])
+@pytest.mark.parametrize("block_size", [16, 32])
+@torch.inference_mode()
+def test_records_are_in_the_order_of_every_other_runner(dtype: torch.dtype, block_size: int) -> None:
+    """What native and plain torch steps leave of one text reads alike, and each can lay down what the other gave."""
+    plain, native = twins(SPECS["plain"])
+    spec, num_tokens = native.spec, 2 * block_size
+    positions, table = torch.arange(num_tokens), torch.tensor([[2, 0]], dtype=torch.int32)
+    slots = table[0].long()[positions // block_size] * block_size + positions % block_size
+    starts, contexts = torch.tensor([0, num_tokens]).int(), torch.tensor([num_tokens]).int()
+    layout = BatchLayout(positions, slots, table, starts, contexts, [num_tokens], [num_tokens])
+    angles = Rotations(spec, 64, CPU).at(positions)
+    mine, theirs = NativeCache(spec, 3, block_size, dtype), KVCache(spec, 3, block_size, dtype, CPU)
+    exact = theirs if dtype == torch.int8 else KVCache(spec, 3, block_size, torch.float32, CPU)
+    for model, cache in ((native, mine), (plain, exact)):
+        model(positions + 5, Step(layout, angles, cache.layers))
+    for part, numbers in zip(parts(theirs.layers), parts(exact.layers), strict=True):
+        part.copy_(numbers)
+    own, other = mine.read([2, 0]), theirs.read([2, 0])
+    assert mine.block_bytes == theirs.block_bytes == len(own[0])
+    both = torch.stack([torch.frombuffer(bytearray(b"".join(read)), dtype=dtype).float() for read in (own, other)])
+    assert torch.corrcoef(both)[0, 1] > 0.9
+    mine.write([1, 2], other)
+    theirs.write([0, 1], own)
+    assert (mine.read([1, 2]), theirs.read([0, 1])) == (other, own)
+    assert mine.read([0]) == own[1:]
+
+
 def test_a_cache_whose_parts_disagree_is_refused() -> None:
     _, native = twins(SPECS["plain"])
     mixed = [

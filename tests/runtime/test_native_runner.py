@@ -9,6 +9,7 @@ import torch
 
 from penstock.errors import EngineError
 from penstock.runtime.core.batch import Arrival, Batch, Chunk, Delta, FinishReason
+from penstock.runtime.core.kinds.groups import PLAIN
 from penstock.runtime.core.limits import Limits
 from penstock.runtime.core.order import Lanes, Queue, by_arrival
 from penstock.runtime.core.request import Request, SamplingParams
@@ -24,6 +25,7 @@ from penstock.runtime.execution.eager.sampler import NOT_FINITE
 from penstock.runtime.execution.native.decoder import NativeDecoder
 from penstock.runtime.execution.native.runner import NativeRunner
 from tests.runtime.test_engine import serve
+from tests.runtime.test_kinds import groups_of
 from tests.runtime.test_native import BLOCK_SIZE, MAX_CONTEXT, SPECS, twins
 
 MAX_SEQUENCES = 6
@@ -58,15 +60,19 @@ def requests(count: int, params: list[SamplingParams]) -> list[Request]:
 
 
 def make_engine(
-    kind: type[StepRunner], decoder: NativeDecoder, num_blocks: int, max_batch_tokens: int, *, is_laned: bool = False
+    kind: type[StepRunner],
+    decoder: NativeDecoder,
+    num_blocks: int,
+    max_batch_tokens: int,
+    *,
+    is_laned: bool = False,
+    frees: bool = False,
 ) -> Engine:
-    limits = Limits(num_blocks, BLOCK_SIZE, MAX_CONTEXT, max_batch_tokens, MAX_SEQUENCES, 100, 10_000)
+    groups = groups_of(decoder.spec) if frees else PLAIN
+    limits = Limits(num_blocks, BLOCK_SIZE, MAX_CONTEXT, max_batch_tokens, MAX_SEQUENCES, 100, 10_000, groups=groups)
     order = Lanes(Queue(by_arrival)) if is_laned else None
-    return Engine(
-        Scheduler(limits, order),
-        kind(decoder, RunnerShape(num_blocks, BLOCK_SIZE, MAX_SEQUENCES, MAX_CONTEXT)),
-        lambda: 0.0,
-    )
+    shape = RunnerShape(num_blocks, BLOCK_SIZE, MAX_SEQUENCES, MAX_CONTEXT, frees)
+    return Engine(Scheduler(limits, order), kind(decoder, shape), lambda: 0.0)
 
 
 @pytest.mark.parametrize("params", [[GREEDY], PARAMS])
@@ -101,6 +107,55 @@ def test_those_who_begin_alike_and_come_together_are_as_apart(decoder: NativeDec
             for each in (answers[request.request_id, 0], apart[request.request_id, 0])
         ]
         assert reported[0] == reported[1]
+
+
+WINDOWS = {
+    "beside full": (7, None, 7, 40),
+    "all alike": (20, 20),
+    "of two lengths": (9, 33, 9),
+}
+
+
+def windowed(name: str) -> NativeDecoder:
+    layer = SPECS["plain"].layers[0]
+    layers = tuple(
+        dataclasses.replace(layer, attention=dataclasses.replace(layer.attention, window=window))
+        for window in WINDOWS[name]
+    )
+    return twins(dataclasses.replace(SPECS["plain"], layers=layers))[1]
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+@pytest.mark.parametrize(("params", "num_blocks"), [([GREEDY], 400), (PARAMS, 60), ([GREEDY], 60)])
+def test_windows_that_free_change_no_answer(name: str, params: list[SamplingParams], num_blocks: int) -> None:
+    """The short way and the long way, against an engine that keeps everything; with few blocks sequences are preempted."""
+    decoder = windowed(name)
+    asked = requests(16, params)
+    expected = serve(make_engine(NativeRunner, decoder, 200, 64), asked)
+    engine = make_engine(NativeRunner, decoder, num_blocks, 64, frees=True)
+    assert tokens_of(serve(engine, asked)) == tokens_of(expected)
+    engine.scheduler.check()
+    assert tokens_of(serve(make_engine(ModelRunner, decoder, num_blocks, 64, frees=True), asked)) == tokens_of(expected)
+
+
+def test_what_a_ruined_sequence_wrote_is_wiped() -> None:
+    """Tiles read a few keys before a window, in blocks that it may have left, and zero times infinity is no number."""
+    decoder = windowed("all alike")
+    engine = make_engine(NativeRunner, decoder, 60, 16, frees=True)
+    for request in requests(4, [GREEDY]):
+        engine.submit(request)
+    engine.step()
+    cache = engine.runner._cache  # type: ignore[attr-defined]
+    spoiled = next(iter(engine.scheduler.roster.running)).blocks[0]
+    for page in cache.pages:
+        page.values[spoiled] = torch.nan
+    ends = []
+    while engine.has_work:
+        ends.extend(delta.finish.reason for delta in engine.step() if delta.finish)
+        for page in cache.pages:  # what was planted is not what the sequence wrote
+            page.values[spoiled] = page.values[spoiled].nan_to_num()
+    assert FinishReason.ERROR in ends
+    assert all(bool(part.isfinite().all()) for page in cache.pages for part in page)
 
 
 def test_most_steps_take_it(decoder: NativeDecoder, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ import torch
 from penstock.errors import ModelFileError
 from penstock.runtime.execution.load.audit import TensorAudit
 from penstock.runtime.execution.load.recipe import open_recipe
-from penstock.runtime.models.weights import HalvesPaired, Mxfp4, Plus, Recipe, RowRange, Stack, Swap, Take, Tensor
+from penstock.runtime.models.weights import Concat, HalvesPaired, Mxfp4, Plus, Recipe, Stack, Swap, Take, Tensor
 from tests.runtime.files import checkpoint
 
 SOURCE = np.random.default_rng(0)
@@ -27,11 +27,11 @@ CASES: list[tuple[Recipe, np.ndarray]] = [
     (Tensor("a"), A),
     (Tensor("v"), V),
     (Tensor("c"), C),
-    (RowRange((Tensor("a"), Tensor("b"))), np.concatenate((A, B))),
-    (RowRange((Tensor("v"), Tensor("v"))), np.concatenate((V, V))),
-    (RowRange((Tensor("c"), Tensor("d")), axis=1), np.concatenate((C, D), axis=1)),
-    (RowRange((Tensor("a"), Tensor("b")), axis=1), np.concatenate((A, B), axis=1)),
-    (RowRange((Tensor("c"), Tensor("d"))), np.concatenate((C, D))),
+    (Concat((Tensor("a"), Tensor("b"))), np.concatenate((A, B))),
+    (Concat((Tensor("v"), Tensor("v"))), np.concatenate((V, V))),
+    (Concat((Tensor("c"), Tensor("d")), axis=1), np.concatenate((C, D), axis=1)),
+    (Concat((Tensor("a"), Tensor("b")), axis=1), np.concatenate((A, B), axis=1)),
+    (Concat((Tensor("c"), Tensor("d"))), np.concatenate((C, D))),
     (Stack((Tensor("a"), Tensor("b"))), np.stack((A, B))),
     (Stack((Tensor("v"), Tensor("v"))), np.stack((V, V))),
     (Take(Tensor("a"), 1, 10, 3), A[1:10:3]),
@@ -78,7 +78,7 @@ def test_mxfp4_is_two_to_a_byte_low_first() -> None:
 @pytest.mark.parametrize(
     "recipe",
     [
-        RowRange((Tensor("a"), Tensor("c"))),
+        Concat((Tensor("a"), Tensor("c"))),
         Stack((Tensor("a"), Tensor("v"))),
         HalvesPaired(Tensor("a"), 5),
         Mxfp4("a", "b"),

@@ -113,7 +113,7 @@ def test_small_steps_go_on_until_kernels_are_there_and_large_ones_wait() -> None
     parts = parts_of(model)
 
     def warm_up() -> KernelWarmUp:
-        return KernelWarmUp(model, recorded(parts), NUM_ROWS - 1)
+        return KernelWarmUp(model, (recorded(parts), recorded(parts)), parts.rows, NUM_ROWS - 1)
 
     small = Batch(0, (Chunk(0, 0, 8, (1,) * 8, (0,), True, None),))
     large = Batch(0, (Chunk(0, 0, 1 << 10, (1,) * (1 << 10), (0,), True, None),))

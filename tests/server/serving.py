@@ -93,7 +93,7 @@ def serving(
             process = start([*options, "-m", *(["penstock", "serve"] if is_real else program), *words], file, key)
         try:
             banner = _read_banner(process, errors)
-            url = re.search(r"http://[^/]+", banner)
+            url = re.search(r"https?://[^/]+", banner)
             assert url, f"{banner}\n{errors.read_text()}"
             headers = {"Authorization": f"Bearer {key}"} if key else {}
             yield Server(url.group(), process, errors, key, banner, headers)

@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterator
 from random import Random
 from typing import Any, NamedTuple
 
-import httpx
 import pytest
 from anthropic._streaming import SSEDecoder as AnthropicDecoder
 from openai._streaming import SSEDecoder as OpenAiDecoder
 
+from tests.machine import wait_until
 from tests.server.serving import Server, serving, user
 
 SYSTEM = "Be brief."
@@ -119,5 +119,4 @@ def test_requests_can_be_abandoned_in_every_dialect(server: Server) -> None:
     for path, body in bodies.items():
         with server.http() as http, http.stream("POST", path, json=body) as response:
             next(response.iter_raw())
-    while server.metric("vllm:num_requests_running"):
-        httpx.get(server.url + "/livez")
+    wait_until(lambda: not server.metric("vllm:num_requests_running"))

@@ -25,7 +25,7 @@ from penstock.service.edge.refusal import Refusal
 from penstock.service.server.http.admission import Admission
 from penstock.service.server.http.body import BodyLimits, BodyScan, parse
 from penstock.service.server.http.faults import ApiError
-from penstock.service.server.http.large import Turns, breathe
+from penstock.service.server.http.large import Turns, yield_to_others
 from penstock.service.server.openai.protocol import CompletionBody
 from tests.machine import PATIENCE_S
 from tests.server.serving import ROOT, Server, idle_client, serving, user
@@ -146,7 +146,7 @@ def test_large_pieces_of_work_take_turns_and_tenants_too():
             async with turns.take(tenant):
                 order.append(tenant)
                 count = len(order)
-                await breathe()
+                await yield_to_others()
                 assert len(order) == count, "nobody else came in"
 
         first = asyncio.create_task(work("a"))
@@ -244,7 +244,9 @@ def test_some_pipelining_is_served(server: Server):
         client.sendall(data)
         received = b""
         while received.count(b"HTTP/1.1 200") < count:
-            received += client.recv(65536)
+            piece = client.recv(65536)
+            assert piece, "it ended before every answer was there"
+            received += piece
 
 
 BODY = json.dumps({"prompt": "abc", "max_tokens": 8, "stream": True}).encode()

@@ -18,8 +18,8 @@ from penstock.cli.serve import Config
 from penstock.config import EngineConfig
 from penstock.console import args
 from penstock.runtime.engine.engine import Engine
+from penstock.runtime.engine.grammar_state import GrammarState
 from penstock.runtime.engine.machine import Machine
-from penstock.runtime.engine.matching import Matching
 from penstock.runtime.engine.process import OnPhase, run_engine
 from penstock.runtime.engine.wire import decode_config
 from penstock.runtime.text.grammar.compiler import GrammarCompiler
@@ -57,7 +57,9 @@ def make(config: EngineConfig, on_phase: OnPhase) -> Machine:
     machine = make_engine(config, on_phase)
     grammars = GrammarCompiler(lambda: whole_vocabulary(thinking_tokenizer(), VOCAB_SIZE))
     before = machine.engine
-    engine = Engine(before.scheduler, before._runner, time.monotonic, matching=Matching(grammars, time.monotonic))
+    engine = Engine(
+        before.scheduler, before._runner, time.monotonic, grammar_state=GrammarState(grammars, time.monotonic)
+    )
     return machine._replace(engine=engine)
 
 

@@ -48,6 +48,15 @@ def test_a_saturated_replica_is_told_exactly():
     assert predicted.replicas[0].waiting_for_rows_fraction > 0.5
 
 
+def test_steps_that_follow_what_they_cost_are_told_exactly_and_hold_answers_up_less():
+    fleet = make_fleet(max_batch_tokens=4096)
+    mixed = replace(fleet, sizing=replace(fleet.sizing, is_mixed=True))
+    workload = make_workload(12, num_requests=150, rate=25.0, prompts=Uniform(100, 1000), answers=Uniform(50, 250))
+    assert_predicting_changes_nothing(mixed, workload)
+    slowest = [max(one.tpot_s or 0.0 for one in simulate(each, workload).timelines) for each in (fleet, mixed)]
+    assert slowest[1] < slowest[0]
+
+
 @settings(deadline=None, max_examples=15)
 @given(seed=st.integers(0, 99), num_blocks=st.integers(40, 120))
 def test_a_cache_too_small_for_all_is_told_exactly(seed, num_blocks):

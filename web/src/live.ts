@@ -62,6 +62,17 @@ export interface RefusalRow {
   tenant: string;
   call_id: string;
 }
+export interface Adapters {
+  num_known: number;
+  max_resident: number;
+  /** Requests that wait for their adapter. */
+  waiting: number;
+  read: number;
+  placed: number;
+  evicted: number;
+  /** Those in use first, then those on the device. */
+  rows: { name: string; is_resident: boolean; num_open: number }[];
+}
 export interface Live {
   time_s: number;
   is_ready: boolean;
@@ -92,6 +103,8 @@ export interface Live {
   samples: [number, number, number][];
   findings: Finding[];
   kv: Pool | null;
+  /** Null where none are served over this model. */
+  adapters: Adapters | null;
 }
 
 export const live = signal<Live | null>(null);

@@ -32,8 +32,8 @@ from penstock.assembly.parallel.ranks import (
 from penstock.config import EngineConfig, split_address
 from penstock.errors import PenstockError
 from penstock.runtime import preload
-from penstock.runtime.execution.parallel.processes import SHARED_MEMORY, end_ranks, tell_rank
-from penstock.runtime.execution.parallel.world import Meeting, open_store
+from penstock.runtime.execution.parallel.processes import SHARED_MEMORY, end_ranks, send_setup
+from penstock.runtime.execution.parallel.world import Rendezvous, open_store
 
 LOGGER = logging.getLogger(__name__)
 LOOK_S = 0.5
@@ -86,11 +86,11 @@ class Node:
         LOGGER.info("node %d of the engine at %s: ranks %d to %d", node, self.address, held.start, held.stop - 1)
         home = SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
         folder = Path(tempfile.mkdtemp(prefix="penstock-ranks-", dir=home))
-        meeting = Meeting(host, port, here=here, folder=str(folder))
+        rendezvous = Rendezvous(host, port, here=here, folder=str(folder))
         begun = [preload.take_rank() for _ in held]
         try:
             for rank, process in zip(held, begun, strict=True):
-                tell_rank(process, encode_setup(RankSetup(config, rank, meeting)))
+                send_setup(process, encode_setup(RankSetup(config, rank, rendezvous)))
             store.set(node_key(node), READY)
             self._wait_for_end(lambda: store.add("nodes", 0), begun)
         finally:

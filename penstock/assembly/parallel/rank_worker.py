@@ -24,7 +24,7 @@ def main() -> int:
         return 0
     setup = decode_setup(line)
     threading.Thread(target=_end_with_input, name="orphan", daemon=True).start()
-    beat(setup.meeting.host, setup.meeting.port, setup.rank)
+    beat(setup.rendezvous.host, setup.rendezvous.port, setup.rank)
     try:
         run_rank(setup)
     except PenstockError as error:

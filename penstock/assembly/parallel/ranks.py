@@ -16,7 +16,7 @@ from penstock.runtime import preload
 from penstock.runtime.execution.device import Device, num_devices
 from penstock.runtime.execution.parallel.frames import encode_step
 from penstock.runtime.execution.parallel.processes import RankProcesses
-from penstock.runtime.execution.parallel.world import PATIENT, Meeting, World
+from penstock.runtime.execution.parallel.world import PATIENT, Rendezvous, World
 from penstock.runtime.models.ranks import Ranks
 from penstock.runtime.sizing import Sizing
 
@@ -34,7 +34,7 @@ class RankSetup:
 
     config: EngineConfig
     rank: int
-    meeting: Meeting
+    rendezvous: Rendezvous
 
 
 def encode_setup(setup: RankSetup) -> bytes:
@@ -105,18 +105,18 @@ class RankGroup:
         host, port = (HOST, 0) if config.parallel.rendezvous is None else split_address(config.parallel.rendezvous)
         self.processes = RankProcesses(host, port)
         self._world: World | None = None
-        self._meeting = Meeting(host, self.processes.store.port, here=host, folder=str(self.processes.folder))
+        self._rendezvous = Rendezvous(host, self.processes.store.port, here=host, folder=str(self.processes.folder))
         if self._num_nodes > 1:
             self.processes.store.set(NODE_SETUP, _encoded(config).decode())
         for rank in ranks_of_node(ranks, self._num_nodes, 0)[1:]:
-            self.processes.take(rank, preload.take_rank(), encode_setup(RankSetup(config, rank, self._meeting)))
+            self.processes.take(rank, preload.take_rank(), encode_setup(RankSetup(config, rank, self._rendezvous)))
 
     def await_nodes(self) -> None:
         """Wait until the other machines have come; raise ConfigError if one of them cannot compute its part."""
         store = self.processes.store
         for node in range(1, self._num_nodes):
             LOGGER.info(
-                "waiting for machine %d of %d: penstock rank %s", node + 1, self._num_nodes, self._meeting.address
+                "waiting for machine %d of %d: penstock rank %s", node + 1, self._num_nodes, self._rendezvous.address
             )
             store.wait([node_key(node)], PATIENT)
             fault = store.get(node_key(node)).decode()
@@ -132,7 +132,7 @@ class RankGroup:
     def join(self, device: Device) -> World:
         """Wait until all ranks have loaded their part."""
         try:
-            self._world = World(self.ranks.place(0), self._meeting, device.torch_device, self.processes.store)
+            self._world = World(self.ranks.place(0), self._rendezvous, device.torch_device, self.processes.store)
         except (RuntimeError, RankLostError) as error:
             raise RankLostError(f"the ranks could not meet: {self.processes.ended() or error}") from error
         self.processes.watch(range(1, self.ranks.num_ranks))
@@ -144,13 +144,13 @@ class RankGroup:
         others = [store.get(_sizing_key(rank)) for rank in range(1, self.ranks.num_ranks)]
         agreed = smallest([own, *(_sizing(each) for each in others)])
         shutil.rmtree(self.processes.folder, ignore_errors=True)  # all have met: what they share needs no name any more
-        self.world.announce(_encoded(agreed))
+        self.world.broadcast(_encoded(agreed))
         return _with_room_of(own, agreed)
 
     def close(self) -> None:
         if self._world is not None and self.processes.lost is None:
             with contextlib.suppress(RankLostError):
-                self._world.announce(encode_step(None))
+                self._world.broadcast(encode_step(None))
         self.processes.close()
         if self._world is not None:
             self._world.close()
@@ -162,7 +162,7 @@ class RankGroup:
 def agree_with_first(world: World, own: Sizing) -> Sizing:
     """Tell the first rank what there is room for here, and take what it says."""
     world.store.set(_sizing_key(world.place.rank), _encoded(own).decode())
-    return _with_room_of(own, _sizing(world.listen()))
+    return _with_room_of(own, _sizing(world.recv_broadcast()))
 
 
 def smallest(sizings: Sequence[Sizing]) -> Sizing:

@@ -12,21 +12,21 @@ PERIOD_S = 0.5
 
 
 class _Reported:
-    """Tells at most every half second of a run."""
+    """Reports of a run, one every half second at most."""
 
-    def __init__(self, tell: Callable[[Mapping[str, Any]], None]) -> None:
-        self._tell = tell
+    def __init__(self, report: Callable[[Mapping[str, Any]], None]) -> None:
+        self._report = report
         self._last: tuple[str, float] = ("", 0.0)
 
     def say(self, text: str) -> None:
-        self._tell({"stage": text})
+        self._report({"stage": text})
 
     def show(self, name: str, progress: LoadProgress) -> None:
         last_name, last_s = self._last
         if name == last_name and progress.elapsed_s - last_s < PERIOD_S:
             return
         self._last = (name, progress.elapsed_s)
-        self._tell(
+        self._report(
             {
                 "stage": name,
                 "elapsed_s": progress.elapsed_s,
@@ -41,7 +41,7 @@ class _Reported:
         )
 
 
-def benched(words: Sequence[str], tell: Callable[[Mapping[str, Any]], None]) -> dict[str, Any]:
+def benched(words: Sequence[str], report: Callable[[Mapping[str, Any]], None]) -> dict[str, Any]:
     """As `penstock bench --json -` with these words."""
     config = args.build(Config, dict(args.parse(Config, words).values))
-    return measured(config, _Reported(tell))
+    return measured(config, _Reported(report))

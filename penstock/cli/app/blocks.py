@@ -9,7 +9,7 @@ from penstock.runtime.core.request import Request, SamplingParams
 from penstock.runtime.core.sequence import Sequence
 
 NUM_TOKENS = 32_768
-"""That the memory holds."""
+"""Blocks that the memory holds."""
 SHARED = 256
 """Tokens that sequences begin with, if they share."""
 

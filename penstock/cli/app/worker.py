@@ -56,12 +56,12 @@ def _end_with_parent() -> None:
 
 def _command(task: Mapping[str, Any]) -> Any:
     """Any command that prints JSON."""
-    printed, told = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(told):
+    printed, errors = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(errors):
         status = run_command(task["words"])
     text = printed.getvalue()
     if not text.strip():
-        return _complaint(told.getvalue(), status)
+        return _complaint(errors.getvalue(), status)
     return json.loads(text)
 
 

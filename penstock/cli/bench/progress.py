@@ -7,7 +7,7 @@ from penstock.tools.bench.load import LoadProgress
 
 
 class BenchProgress(Protocol):
-    """Whoever is told how a benchmark comes along."""
+    """A listener for the progress of a benchmark."""
 
     def say(self, text: str) -> None: ...
 

@@ -4,8 +4,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli.evaluate.config import ADAPTER, Config, engine_config
-from penstock.cli.loading import open_llm
+from penstock.cli.evaluate.config import Config, engine_config
+from penstock.cli.loading import adapter_at, open_llm
 from penstock.console.progress import ProgressBar
 from penstock.console.show import print_json, print_table
 from penstock.errors import ConfigError
@@ -67,18 +67,17 @@ def _perplexity(config: Config, text: str) -> dict[str, Any]:
         more: dict[str, Any] = {}
         with ProgressBar("tokens") as progress:
 
-            def told(done: int, total: int) -> None:
+            def on_progress(done: int, total: int) -> None:
                 progress("measuring", done, total)
 
             if config.reference is None and config.save_logits is None:
-                name = "" if config.adapter is None else ADAPTER
-                found = measure(llm, token_ids, context, stride, told, adapter=name)
+                found = measure(llm, token_ids, context, stride, on_progress, adapter=adapter_at(config.adapter)[1])
             elif config.adapter is not None:
                 raise ConfigError("--adapter is measured by itself; leave --reference and --save-logits out")
             else:
                 from penstock.cli.evaluate.divergence import measure_divergence
 
-                found, more = measure_divergence(llm, token_ids, context, stride, told, config)
+                found, more = measure_divergence(llm, token_ids, context, stride, on_progress, config)
         seconds = time.monotonic() - start_s
         return {
             "model": llm.files.name,
@@ -111,24 +110,25 @@ def _tasks(config: Config) -> dict[str, Any]:
         right = []
         for number, question in enumerate(questions):
             progress("asking", number, len(questions))
-            right.append(_is_right(llm, question))
-        return {"model": llm.files.name, "file": name, **report(questions, right)}
+            right.append(_is_right(llm, question, adapter_at(config.adapter)[1]))
+        adapter = {} if config.adapter is None else {"adapter": config.adapter}
+        return {"model": llm.files.name, "file": name, **adapter, **report(questions, right)}
 
 
-def _is_right(llm: "LLM", question: Any) -> bool:
+def _is_right(llm: "LLM", question: Any, adapter: str) -> bool:
     from penstock.runtime.core.request import SamplingParams
     from penstock.tools.evaluate.tasks import choose, is_exact
 
     if not question.choices:
         params = SamplingParams(temperature=0.0, max_tokens=ANSWER_TOKENS)
-        (done,) = llm.generate([question.prompt], params)
+        (done,) = llm.generate([question.prompt], params, adapter=adapter)
         return is_exact(done.choices[0].text.partition("\nQuestion:")[0], question.answer)
     tokenizer, most = llm.files.tokenizer, llm.sizing.max_context - 1
     shared = len(tokenizer.encode(question.prompt, special=True))
     prompts = [tokenizer.encode(question.prompt + choice, special=True)[-most:] for choice in question.choices]
     scores = [
         sum(entry.logprob for entry in scored[max(min(shared, len(ids) - 1) - 1, 0) :])
-        for ids, scored in zip(prompts, llm.score(prompts))
+        for ids, scored in zip(prompts, llm.score(prompts, adapter=adapter))
     ]
     return bool(choose(scores, question.choices) == question.answer)
 

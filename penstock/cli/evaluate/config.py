@@ -4,10 +4,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from penstock.config import AdapterConfig, CacheConfig, EngineConfig, ModelConfig, ParallelConfig, SchedulerConfig
-
-ADAPTER = "adapter"
-"""Name under which an adapter is loaded."""
+from penstock.cli.loading import adapter_at
+from penstock.config import CacheConfig, EngineConfig, ModelConfig, ParallelConfig, SchedulerConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,5 +51,5 @@ class Config:
 
 
 def engine_config(config: Config, model: ModelConfig) -> EngineConfig:
-    adapters = AdapterConfig(() if config.adapter is None else (f"{ADAPTER}={config.adapter}",))
+    adapters, _ = adapter_at(config.adapter)
     return EngineConfig(model, config.cache, config.scheduler, config.parallel, adapter=adapters)

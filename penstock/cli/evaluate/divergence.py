@@ -51,7 +51,7 @@ def measure_divergence(
     token_ids: Sequence[int],
     context: int,
     stride: int,
-    told: Callable[[int, int], None],
+    on_progress: Callable[[int, int], None],
     config: "Config",
 ) -> tuple[Perplexity, dict[str, Any]]:
     check_windows(llm, token_ids, context, stride)
@@ -73,7 +73,7 @@ def measure_divergence(
                 found.add(kept, rows, logprob, sums[-1][1])
             if config.save_logits is not None:
                 keeper.add(scored, rows, own)
-            told(window.end, len(token_ids))
+            on_progress(window.end, len(token_ids))
     if config.save_logits is not None:
         keeper.write(config.save_logits)
     more = {"reference": config.reference, **found.report()} if found.counts else {}

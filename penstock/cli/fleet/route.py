@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from penstock.cli.serve import ADMIN_VARIABLE, KEY_VARIABLE, REPLICA_VARIABLE, warn_of_shown_keys
-from penstock.config import ListenConfig, RouterConfig, is_loopback
+from penstock.config import ListenConfig, RouterConfig
 from penstock.errors import ConfigError
 
 METRICS_VARIABLE = "PENSTOCK_METRICS_KEY"
@@ -38,11 +38,8 @@ def run(config: Config) -> int:
     listen = replace(config.listen, api_key=(*config.listen.api_key, key)) if key else config.listen
     if not config.replica and config.replicas_file is None:
         raise ConfigError("there is no replica to route to; name servers with --replica or --replicas-file")
-    if not listen.api_key and config.gateway is None and not is_loopback(listen.host):
-        raise ConfigError(
-            f"--host {listen.host} can be reached from other machines but there is no key; "
-            "give one with --api-key, or listen on 127.0.0.1"
-        )
+    if config.gateway is None:
+        listen.check_keyed()
     admin_key = os.environ.get(ADMIN_VARIABLE, "")
     if listen.admin_port is not None and len(admin_key) < 8:
         raise ConfigError(f"--admin-port needs a key of 8 characters or more in {ADMIN_VARIABLE}")

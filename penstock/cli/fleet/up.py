@@ -17,7 +17,6 @@ from penstock.config import (
     RouterConfig,
     SchedulerConfig,
     ServerConfig,
-    is_loopback,
 )
 from penstock.console import config_file
 from penstock.errors import ConfigError
@@ -53,11 +52,7 @@ def run(config: Config) -> int:
         raise ConfigError("penstock up places replicas with Ray; pip install 'penstock[cluster]'") from error
     key = os.environ.get(KEY_VARIABLE)
     listen = replace(config.listen, api_key=(*config.listen.api_key, key)) if key else config.listen
-    if not listen.api_key and not is_loopback(listen.host):
-        raise ConfigError(
-            f"--host {listen.host} can be reached from other machines but there is no key; "
-            "give one with --api-key, or listen on 127.0.0.1"
-        )
+    listen.check_keyed()
     num_ranks = check(EngineConfig(config.model, config.cache, config.scheduler, config.parallel))
     asked = config.cluster
     num_ranks //= config.parallel.nodes  # on one node

@@ -21,11 +21,11 @@ def show_adapter(path: Path, *, is_json: bool) -> int:
     if is_json:
         print_json(described)
         return 0
-    told = described | {
+    report = described | {
         "parameters": format_count(described["parameters"]),
         "bytes": format_bytes(described["bytes"]),
     }
-    rows = [(name.replace("_", " "), _shown(value)) for name, value in told.items()]
+    rows = [(name.replace("_", " "), _shown(value)) for name, value in report.items()]
     print_table(("adapter", printable(path.name)), rows)
     return 0
 

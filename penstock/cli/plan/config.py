@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from penstock.errors import ConfigError
 from penstock.tools.planner.money import Assumptions
+from penstock.tools.sim.adapters import AskedAdapters
 from penstock.tools.workload.asked import Asked
 
 MEASURED = "this-machine"
@@ -83,6 +84,7 @@ class Config:
     emit: Path | None = None
     """Write a config file for serve and simulate here (plan.toml), and the plan beside it (plan.json) for plan verify"""
     load: ExpectedLoad = field(default_factory=ExpectedLoad)
+    asked: AskedAdapters = field(default_factory=AskedAdapters)
     goal: PlanGoal = field(default_factory=PlanGoal)
     space: Space = field(default_factory=Space)
     money: Assumptions = field(default_factory=Assumptions)

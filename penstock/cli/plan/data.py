@@ -156,13 +156,19 @@ def _constraint_data(plan: Plan) -> dict[str, Any] | None:
 
 
 def trust_data(config: Config, search: Search, plan: Plan) -> dict[str, Any]:
-    """Where the numbers come from."""
+    """Where the numbers come from; of prices, those that were not given."""
+    given = [part.strip() for text in config.space.price for part in text.split(",")]
     common = {
         "memory": "the engine's own sizing, from published shapes and sizes",
         "scheduling": "the engine's own scheduler under a virtual clock",
         "load": "a recorded trace" if plan.demand.trace is not None else "drawn from distributions of lengths",
         "capacity_resolution": 2 ** (1 / 32) - 1,
         "exchanges": _exchanges(plan),
+        "prices": {
+            one.name: one.price_source
+            for one in search.search_space.hardware
+            if one.price_source and not any(part.startswith(f"{one.name}=") for part in given)
+        },
     }
     path, chosen = config.space.profile, plan.chosen
     if path is not None and chosen is not None:

@@ -11,16 +11,19 @@ from dataclasses import replace
 from pathlib import Path
 
 from penstock.cli import serve
-from penstock.config import CacheConfig, ModelConfig, ParallelConfig, SchedulerConfig, ServerConfig
+from penstock.config import AdapterConfig, CacheConfig, ModelConfig, ParallelConfig, SchedulerConfig, ServerConfig
 from penstock.console.args import arguments_of
 from penstock.errors import PenstockError
 from penstock.runtime.models.ranks import Ranks
 from penstock.runtime.models.spec import GQA
 from penstock.tools.planner.candidate import Candidate
 from penstock.tools.planner.search import Option
+from penstock.tools.sim.adapters import AskedAdapters
 
 SERVED_WEIGHTS = ("bf16", "fp8", "file")
 """Number formats that serve can be asked for, or that a file brings."""
+ADAPTERS_DIR = "ADAPTERS"
+"""Stands for the directory that adapters lie in."""
 RENDEZVOUS = "HOST:29500"
 """Stands for an address of the first of several machines."""
 SERVED_KV = ("bf16", "fp8", "int8")
@@ -79,6 +82,15 @@ def serve_config(candidate: Candidate, source: str, port: int = 8000) -> serve.C
         cache=replace(CacheConfig(), kv={"fp8": "fp8", "int8": "int8"}.get(candidate.kv, "auto")),  # type: ignore[arg-type]
         scheduler=SchedulerConfig(max_batch_tokens=candidate.max_batch_tokens, max_sequences=candidate.max_sequences),
         parallel=ParallelConfig(layout.tensor, layout.pipeline, layout.expert, nodes, rendezvous),
+        adapter=_adapters(candidate.adapters),
+    )
+
+
+def _adapters(asked: AskedAdapters) -> AdapterConfig:
+    if not asked.adapters:
+        return AdapterConfig()
+    return AdapterConfig(
+        adapters_dir=ADAPTERS_DIR, max_adapters=asked.num_slots, max_adapter_rank=max(64, asked.adapter_rank)
     )
 
 

@@ -60,6 +60,7 @@ def _print_fit(chosen: Data, demand: Data) -> None:
     rows += [
         ("activations, at most", fit["activation_bytes"]),
         ("recorded steps and slack", fit["reserve_bytes"]),
+        *([("adapters on the device", fit["adapter_bytes"])] if fit["adapter_bytes"] else []),
         ("KV cache", fit["kv_bytes"]),
         ("margin", fit["margin_bytes"]),
     ]
@@ -245,6 +246,7 @@ def _print_trust(trust: Data) -> None:
         ("memory", trust["memory"]),
         ("scheduling", trust["scheduling"]),
         ("load", trust["load"]),
+        *(("price", f"{name}: {source}") for name, source in trust["prices"].items()),
         ("resolution", f"capacities are distinguished to {100 * trust['capacity_resolution']:.1f} %"),
     ]
     _rows(*rows)

@@ -22,6 +22,7 @@ from penstock.console.output import check_writable, write_file
 from penstock.console.show import print_json
 from penstock.errors import ConfigError
 from penstock.metrics.summary import Slo
+from penstock.runtime.models.adapters import adapter_bytes
 from penstock.runtime.models.spec import ModelSpec
 from penstock.runtime.sizing import Memory, batch_tokens, pace_of, size_engine
 from penstock.service.router.policy import POLICIES
@@ -31,6 +32,7 @@ from penstock.tools.cost.memory import kv_fraction, weight_bytes, workspace_byte
 from penstock.tools.cost.precision import KvFormat, Precision, WeightFormat, precision_of
 from penstock.tools.cost.roofline import NO_OVERHEAD, Overhead, roofline
 from penstock.tools.measure.this_machine import find_hardware
+from penstock.tools.sim.adapters import AskedAdapters, ShelfRoom, adapted
 from penstock.tools.sim.padding import PaddedCost
 from penstock.tools.sim.queueing import QueueFigures, queue_figures
 from penstock.tools.sim.simulation import Fleet, Result, simulate
@@ -107,6 +109,7 @@ class Config:
     machines: Machines = field(default_factory=Machines)
     techniques: Techniques = field(default_factory=Techniques)
     load: SimulatedLoad = field(default_factory=SimulatedLoad)
+    asked: AskedAdapters = field(default_factory=AskedAdapters)
     slo: Slo = field(default_factory=Slo)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
@@ -166,6 +169,8 @@ def run(config: Config) -> int:
             result = next(iter(outcome.results.values()))
             report.print_result(result, queues, config.target)
             print(f"KV held but empty: {100 * config.techniques.kv_waste_fraction(outcome.fleet.sizing, result):.1f} %")
+            if config.asked.adapters:
+                print(f"adapters read: {sum(one.num_adapter_loads for one in result.replicas):,}")
             if isinstance(outcome.fleet.cost, PaddedCost):
                 print(f"padding: {100 * outcome.fleet.cost.waste_fraction:.1f} % of the tokens computed")
     if config.chrome_trace and tracer:
@@ -177,7 +182,7 @@ def outcome_of(config: Config, tracer_of: Callable[[str], SimulationTracer | Non
     """Simulate what is asked; `tracer_of` is asked for a tracer of each strategy."""
     path = config.machines.profile
     basis = roofline_basis(config) if path is None else profile_basis(config, path)
-    workload = config.load.workload(basis.vocab_size)
+    workload = config.load.workload(basis.vocab_size, config.asked.shares)
     chosen = STRATEGIES if config.compare else (config.scheduler.batching,)
     fleets: dict[str, Fleet] = {
         strategy: basis.make_fleet(replace(config, scheduler=replace(config.scheduler, batching=strategy)))
@@ -220,6 +225,7 @@ def roofline_basis(config: Config) -> Basis:
                 "not calibrated on a live engine",
             ),
             *config.techniques.rows(fleet.sizing),
+            *adapter_rows(config.asked, spec),
             *_link_rows(device, machines.layout),
         ]
 
@@ -232,6 +238,8 @@ def profile_basis(config: Config, path: Path) -> Basis:
     from penstock.tools.cost.measured import MeasuredCost, RankedCost
     from penstock.tools.measure.profiles import fleet_of, open_profile  # numpy: not needed to say what the flags are
 
+    if config.asked.adapters:
+        raise ConfigError("a profile does not say what adapters take; simulate --adapters on --hardware and --model")
     profile, machines = open_profile(path), config.machines
     layout = replace(machines.layout, data=1) if machines.expert == 1 else machines.layout
 
@@ -259,6 +267,16 @@ def profile_basis(config: Config, path: Path) -> Basis:
         return found
 
     return Basis(profile.vocab_size, make, rows, {"from": "profile", "profile": json.loads(profile.to_json())})
+
+
+def adapter_rows(asked: AskedAdapters, spec: ModelSpec) -> list[tuple[str, str]]:
+    if not asked.adapters:
+        return []
+    each = format_bytes(adapter_bytes(spec, asked.adapter_rank))
+    there = f"{asked.num_slots} on the device, others in {1e3 * asked.load_s(spec):.0f} ms"
+    return [
+        ("adapters", f"{asked.adapters:,} of rank {asked.adapter_rank}, {each} each, {asked.adapter_skew}; {there}")
+    ]
 
 
 def device_of(machines: Machines) -> Hardware:
@@ -294,17 +312,21 @@ def make_fleet(config: Config, spec: ModelSpec, precision: Precision) -> Fleet:
     memory = Memory(
         free_bytes=device.memory_bytes,
         weight_bytes=weight_bytes(spec, precision, layout),
-        workspace_bytes=0
+        workspace_bytes=config.asked.slot_bytes(spec, layout)
         if device.kind == "cpu"
-        else workspace_bytes(spec, batch_tokens(engine, spec, pace), config.scheduler.max_sequences, layout),
+        else config.asked.slot_bytes(spec, layout)
+        + workspace_bytes(spec, batch_tokens(engine, spec, pace), config.scheduler.max_sequences, layout),
         bytes_per_kv_value=precision.kv_bytes * kv_fraction(spec, layout),
     )
-    sizing = size_engine(engine, spec, memory, pace, frees=False)  # GPUs and native steps keep windows whole
+    sizing = size_engine(engine, spec, memory, pace, frees=layout.devices_per_copy == 1)
     overhead = NO_OVERHEAD if machines.textbook else Overhead(overlaps=machines.overlap)
     return Fleet(
         config=config.techniques.reserved(engine, sizing),
         sizing=sizing,
-        cost=config.techniques.padded(roofline(spec, device, precision, overhead, layout)),
+        cost=config.techniques.padded(
+            adapted(roofline(spec, device, precision, overhead, layout), config.asked, spec, device, layout)
+        ),
+        shelf=shelf_of(config.asked, spec),
         num_replicas=machines.replicas,
         depth=machines.depth,
         split=config.techniques.split(
@@ -312,6 +334,10 @@ def make_fleet(config: Config, spec: ModelSpec, precision: Precision) -> Fleet:
         ),
         **_ways(config),
     )
+
+
+def shelf_of(asked: AskedAdapters, spec: ModelSpec) -> ShelfRoom | None:
+    return ShelfRoom(asked.num_slots, asked.load_s(spec)) if asked.adapters else None
 
 
 def _ways(config: Config) -> dict[str, Any]:

@@ -36,10 +36,11 @@ class SimulatedLoad(Asked):
     deadline_s: float | None = None
     """Seconds after its arrival at which an answer is no longer wanted"""
 
-    def workload(self, vocab_size: int) -> Workload:
-        if self.trace is not None and (self.turns != 1 or self.users is not None):
-            raise ConfigError("--trace has requests of its own; leave --turns and --users")
-        workload = self._traced(self.trace, vocab_size) if self.trace else self._made(vocab_size)
+    def workload(self, vocab_size: int, adapters: tuple[float, ...] = ()) -> Workload:
+        """`adapters` are the shares of requests that ask for each."""
+        if self.trace is not None and (self.turns != 1 or self.users is not None or adapters):
+            raise ConfigError("--trace has requests of its own; leave --turns, --users and --adapters")
+        workload = self._traced(self.trace, vocab_size) if self.trace else self._made(vocab_size, adapters)
         if self.deadline_s is None:
             return workload
         if not 0.0 < self.deadline_s < 1e9:
@@ -48,8 +49,8 @@ class SimulatedLoad(Asked):
         requests = [replace(one, deadline_s=one.arrival_s + late) for one in workload.requests]
         return Workload(requests, workload.later, workload.num_unanswered)
 
-    def _made(self, vocab_size: int) -> Workload:
-        recipe = self.recipe(vocab_size)
+    def _made(self, vocab_size: int, adapters: tuple[float, ...]) -> Workload:
+        recipe = self.recipe(vocab_size, adapters)
         return recipe.make(self.seed) if self.users is None else recipe.of_users(self.users, self.think_s, self.seed)
 
     def _traced(self, path: Path, vocab_size: int) -> Workload:
@@ -58,7 +59,7 @@ class SimulatedLoad(Asked):
         trace = trace_files.read(path).faster(self.trace_speed)
         return trace.first(self.num_requests).workload(vocab_size)
 
-    def recipe(self, vocab_size: int) -> Recipe:
+    def recipe(self, vocab_size: int, adapters: tuple[float, ...] = ()) -> Recipe:
         return Recipe(
             arrivals=arrivals_of(self.rate, self.variation),
             prompts=lengths.parse(self.prompts),
@@ -67,7 +68,7 @@ class SimulatedLoad(Asked):
             prefix=self.prefix(self.num_prefixes, self.shared_fraction),
             vocab_size=vocab_size,
             conversation=self.conversation,
-            people=People(tenant_shares(self.tenants), self.urgent_fraction, self.sessions),
+            people=People(tenant_shares(self.tenants), self.urgent_fraction, self.sessions, adapters),
         )
 
 

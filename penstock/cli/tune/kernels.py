@@ -29,9 +29,9 @@ def run(config: Config) -> int:
     device = open_device(config.model.device)
     choices = list(tune_tiles(describe(config.model.model).spec, device.torch_device))
     path = config.out.with_suffix(".json") if config.out else tiles_path(device.name)
-    kept = {(kernel, out, size): cut for kernel, out, size, cut in read_tiles(path)}
-    kept |= {(one.kernel, one.num_out, one.size): list(one.cut) for one in choices}
-    rows = [[*key, cut] for key, cut in kept.items()]
+    kept = {(kernel, out, size): tiles for kernel, out, size, tiles in read_tiles(path)}
+    kept |= {(one.kernel, one.num_out, one.size): list(one.config) for one in choices}
+    rows = [[*key, tiles] for key, tiles in kept.items()]
     write_file(
         path, json.dumps({"penstock_tiles": TILES_VERSION, "device": device.name, "tiles": rows}, indent=1) + "\n"
     )
@@ -47,7 +47,7 @@ def _show(config: Config, choices: "Sequence[TileChoice]", path: Path) -> None:
     rows = [
         (
             f"{one['kernel']} {one['num_out']} x {one['size']}",
-            " ".join(map(str, one["cut"])),
+            " ".join(map(str, one["config"])),
             f"{1e6 * one['seconds']:.1f}",
             f"{1e6 * one['builtin_s']:.1f}",
             f"{100 * one['gain']:+.1f} %",

@@ -9,6 +9,7 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from penstock.runtime.core.batch import Arrival, Chunk, PrefixHit, make
+from penstock.runtime.core.batching import MixedSteps
 from penstock.runtime.core.blocks import BlockPool, Match
 from penstock.runtime.core.limits import Limits
 from penstock.runtime.core.roster import Roster
@@ -37,6 +38,7 @@ class StepPlan:
 
     __slots__ = (
         "_limits",
+        "_mixed",
         "_pool",
         "_roster",
         "_shares",
@@ -50,8 +52,9 @@ class StepPlan:
         "sequences",
     )
 
-    def __init__(self, limits: Limits, pool: BlockPool, roster: Roster) -> None:
+    def __init__(self, limits: Limits, pool: BlockPool, roster: Roster, mixed: MixedSteps | None = None) -> None:
         self._limits = limits
+        self._mixed = mixed
         self._pool = pool
         self._roster = roster
         self.budget = limits.max_batch_tokens
@@ -78,6 +81,12 @@ class StepPlan:
         self.is_batch_lane = not roster.is_contended
         if self.is_batch_lane:
             self.budget = min(self.budget, self._limits.batch_lane_tokens)
+        elif self._mixed is not None:
+            first = roster.order.peek() if roster.waiting_since is not None else None
+            left = [len(sequence.tokens) - sequence.num_launched for sequence in roster.behind]
+            longest = max(left, default=0) if first is None else max(*left, len(first.tokens), 0)
+            num_answers, num_waiting = len(roster.running) - len(left), sum(left) + roster.num_waiting_tokens
+            self.budget = self._mixed.size(num_answers, num_waiting, self.budget, longest)
         if roster.order.counts_service and roster.batching.joins and not self.is_batch_lane:
             self.budget, self.is_shared, self._shares = share_step(roster, self.budget, self._limits.shared_tokens)
         prompts = self.add_decodes()
@@ -357,8 +366,8 @@ class StepPlan:
     def _preempt(self, victim: Sequence, needy: Sequence, lacks: str) -> None:
         self.withdraw(victim)
         self._roster.preempt(victim)
-        told = Preemption(victim.request_id, victim.choice, needy.request_id, needy.choice, lacks)
-        self.preemptions = (*self.preemptions, told)
+        preemption = Preemption(victim.request_id, victim.choice, needy.request_id, needy.choice, lacks)
+        self.preemptions = (*self.preemptions, preemption)
 
     def _claim(self, sequence: Sequence, is_whole: bool) -> int | None:
         """Reserve blocks for all tokens the sequence has; returns how many of them need no computing, None if there is no

@@ -63,11 +63,16 @@ class Runner(Protocol):
 class BlockRunner(Runner, Protocol):
     """Hands out what blocks hold as bytes and takes it back, in the order of its steps.
 
-    What is read is what all steps launched so far leave there; steps launched later read what was written."""
+    Bytes are in one order whatever runs: layer by layer its keys, its values and their scales, if any, each [position, kv head,
+    number]. What is read is what all steps launched so far leave there; steps launched later read what was written."""
 
     @property
     def block_bytes(self) -> int:
         """Of one block, all layers."""
+
+    @property
+    def kv_format(self) -> str:
+        """Number type of cached keys and values."""
 
     def read_blocks(self, blocks: Sequence[int]) -> list[bytes]: ...
 

@@ -25,7 +25,7 @@ from penstock.runtime.core.batch import (
     StepOutput,
     make,
 )
-from penstock.runtime.core.batching import CONTINUOUS, Batching
+from penstock.runtime.core.batching import CONTINUOUS, Batching, MixedSteps
 from penstock.runtime.core.deadlines import Deadlines
 from penstock.runtime.core.flights import Flights
 from penstock.runtime.core.kinds.pool import make_pool
@@ -55,8 +55,16 @@ class SchedulerLoad(NamedTuple):
 class Scheduler:
     """Sole writer of sequences and queues. Every sequence added ends in exactly one `Finish`."""
 
-    def __init__(self, limits: Limits, order: Order | None = None, batching: Batching = CONTINUOUS) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        order: Order | None = None,
+        batching: Batching = CONTINUOUS,
+        mixed: MixedSteps | None = None,
+    ) -> None:
         self.limits = limits
+        self.mixed = mixed
+        """What makes steps shorter while answers go on; without it all have the same budget."""
         self.pool = make_pool(limits)
         self.roster = Roster(limits, self.pool, order if order is not None else Queue(by_arrival), batching)
         self.flights = Flights()
@@ -229,7 +237,7 @@ class Scheduler:
         """The next step's work, or None if there is none."""
         self.roster.now = now
         self.pool.unpin_expired(now)
-        plan = StepPlan(self.limits, self.pool, self.roster)
+        plan = StepPlan(self.limits, self.pool, self.roster, self.mixed)
         plan.fill()
         self.preemptions, self.lacks, self.is_shared = plan.preemptions, plan.lacks, plan.is_shared
         self.sole_tenant = None if plan.is_shared or plan.is_batch_lane else sole_tenant(self.roster)
@@ -246,7 +254,7 @@ class Scheduler:
     ) -> tuple[Delta, ...]:
         """Commit a step's results: advance its sequences, publish full blocks, return the new tokens as deltas.
 
-        `ahead` gives for each chunk how many steps its sequence continues by itself (fast-forward) after its next.
+        `fast_forward` gives for each chunk how many steps its sequence continues by itself after its next.
         """
         self.roster.now = now
         deltas: list[Delta] = []
@@ -293,6 +301,11 @@ class Scheduler:
         if self.roster.behind:
             self.roster.catch_up()
         return tuple(deltas)
+
+    def note_step(self, batch: Batch, seconds: float) -> None:
+        """A step took so long."""
+        if self.mixed is not None:
+            self.mixed.note(sum([chunk.length == 1 for chunk in batch.chunks]), batch.num_tokens, seconds)
 
     def abandon(self, batch: Batch) -> None:
         """A step was interrupted before it drew anything, and every step launched after it is abandoned already.

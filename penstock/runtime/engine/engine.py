@@ -23,8 +23,8 @@ from penstock.runtime.core.scheduler import CANCELLED, Scheduler
 from penstock.runtime.draft.proposals import Proposals
 from penstock.runtime.draft.speculator import Speculator
 from penstock.runtime.engine.adapters.gate import AdapterGate, AdapterHost, AdapterOrder, AdapterRead, Entrance
+from penstock.runtime.engine.grammar_state import Compiled, GrammarState, StepMasks
 from penstock.runtime.engine.inbox import Inbox
-from penstock.runtime.engine.matching import Compiled, Matching, StepMasks
 from penstock.runtime.engine.step_log import StepLog
 from penstock.runtime.engine.tiers.tiers import FetchedBlocks, KVTiers
 
@@ -96,7 +96,7 @@ class Engine:
         depth: int = 1,
         on_step: Callable[[StepTime], None] | None = None,
         speculator: Speculator | None = None,
-        matching: Matching | None = None,
+        grammar_state: GrammarState | None = None,
         step_size: StepSize | None = None,
         adapters: AdapterHost | None = None,
         readers: Executor | None = None,
@@ -108,7 +108,7 @@ class Engine:
         if step_size is not None and step_size.shared is not None:
             scheduler.limits = scheduler.limits._replace(shared_tokens=step_size.shared.least)  # grows where it may
         self.proposals = None if speculator is None else Proposals(scheduler, speculator)
-        self.matching = matching
+        self.grammar_state = grammar_state
         """Holds sequences to their grammars; without it a request with a grammar is refused."""
         self.tiers = tiers
         """Keeps blocks beyond the device and brings them back before a request is scheduled."""
@@ -135,7 +135,7 @@ class Engine:
         """Called with each planned step before it is launched."""
         self._log = None if on_step is None else StepLog(on_step, overlaps=depth > 1)
         self._is_timed = self._log is not None or self.proposals is not None or step_size is not None
-        self._is_timed = self._is_timed or tiers is not None
+        self._is_timed = self._is_timed or tiers is not None or scheduler.mixed is not None
         self._inbox: Inbox[Message] = Inbox()
         self._taken: deque[Message] = deque()
         """What `wait` took out of the inbox: older than everything in it."""
@@ -159,7 +159,7 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        is_compiling = self.matching is not None and self.matching.is_compiling
+        is_compiling = self.grammar_state is not None and self.grammar_state.is_compiling
         is_compiling = is_compiling or (self.adapters is not None and self.adapters.is_waiting)
         is_compiling = is_compiling or (self.tiers is not None and self.tiers.is_fetching)
         return self.scheduler.has_work or is_compiling or bool(self._launched or self._taken) or not self._inbox.empty()
@@ -226,9 +226,9 @@ class Engine:
         deltas += scheduler.expire(now)
         if self.proposals is not None:
             deltas += self._propose(self.proposals)
-        if self.matching:
-            deltas = self.matching.follow(deltas, scheduler)
-            self.matching.propose(scheduler, self.depth)
+        if self.grammar_state:
+            deltas = self.grammar_state.follow(deltas, scheduler)
+            self.grammar_state.propose(scheduler, self.depth)
         batch = scheduler.schedule(now)
         if batch is not None:
             if self.on_schedule is not None:
@@ -247,7 +247,7 @@ class Engine:
             deltas += self._collect()
         while self._launched and batch is not None and batch.copies:
             deltas += self._collect()
-        if self.matching:
+        if self.grammar_state:
             deltas += self._draw()
         if self.proposals is not None:
             self.proposals.observe(deltas)
@@ -322,9 +322,9 @@ class Engine:
         """Schedule a request, once its grammar is compiled if it has one."""
         if request.params.grammar is None:
             return self._add(request, now)
-        if self.matching is None:
+        if self.grammar_state is None:
             return _refusals(request, "this engine cannot hold an answer to a grammar; leave it out", Fault.REQUEST)
-        self.matching.compile(request, self._inbox.put)
+        self.grammar_state.compile(request, self._inbox.put)
         return []
 
     def _add(self, request: Request, now: float) -> list[Delta]:
@@ -343,14 +343,14 @@ class Engine:
         return []
 
     def _take_compiled(self, compiled: Compiled, now: float) -> list[Delta]:
-        matching, request = self.matching, compiled.request
-        if matching is None or not matching.take(compiled):
+        grammar_state, request = self.grammar_state, compiled.request
+        if grammar_state is None or not grammar_state.take(compiled):
             return []  # cancelled while it was compiled
         if compiled.matcher is None:
             return _refusals(request, compiled.error, Fault.REQUEST)
         refusals = self._add(request, now)
         if refusals:
-            matching.drop(request)
+            grammar_state.drop(request)
         return refusals
 
     def _cancel(self, cancel: CancelOrder) -> tuple[Delta, ...]:
@@ -362,13 +362,13 @@ class Engine:
             request = self.tiers.cancel(cancel.request_id)
             if request is not None:
                 return tuple(_endings(request, CANCELLED))
-        if self.matching is None:
+        if self.grammar_state is None:
             return self.scheduler.cancel(*cancel)
         if cancel.choice is None:
-            request = self.matching.cancel(cancel.request_id)
+            request = self.grammar_state.cancel(cancel.request_id)
             if request is not None:
                 return tuple(_endings(request, CANCELLED))
-        return self.matching.follow(self.scheduler.cancel(*cancel), self.scheduler)
+        return self.grammar_state.follow(self.scheduler.cancel(*cancel), self.scheduler)
 
     def _launch(self, batch: Batch, indices: tuple[int, ...] | None = None) -> Ticket:
         """Start a step, or those chunks of it. After a step that could not start none is launched: it would read missing
@@ -390,7 +390,7 @@ class Engine:
         return self._runner.launch(batch) if masks is None else self._runner.launch(batch, masks)
 
     def _masks(self, batch: Batch) -> StepMasks | None:
-        return self.matching.masks(batch, self.scheduler) if self.matching else None
+        return self.grammar_state.masks(batch, self.scheduler) if self.grammar_state else None
 
     def _collect(self) -> tuple[Delta, ...]:
         """Wait for the oldest step. If it failed, find the sequence at fault; results of the others stand."""
@@ -421,8 +421,8 @@ class Engine:
             self.on_commit(batch, output, self._turn_s, now)
         deltas = self.scheduler.commit(batch, output, now)
         self._was_busy = self.scheduler.has_work
-        if self.matching:
-            deltas = self.matching.follow(deltas, self.scheduler)
+        if self.grammar_state:
+            deltas = self.grammar_state.follow(deltas, self.scheduler)
         for again in later:
             self._launched.append((again, self._launch(again, self.scheduler.flights.live(again)), now))
         return deltas
@@ -452,6 +452,7 @@ class Engine:
             between_s = launched_s - self._output_s - self._proposing_s if self._was_busy else 0.0
             has_waited = self.depth > 1 and launched_s >= self._output_s
             self.proposals.take(batch, seconds + max(between_s, 0.0), has_waited=has_waited)
+        self.scheduler.note_step(batch, seconds)
         if self._step_size is not None:
             self._resize(self._step_size, batch, seconds)
         if self.tiers is not None:

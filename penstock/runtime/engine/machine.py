@@ -30,7 +30,7 @@ class Facts:
     """Most tokens of a step; 0 if there are no steps."""
     device: str = "cpu"
     num_active_parameters: int = 0
-    """That a token is multiplied with; 0 where nothing is."""
+    """Parameters that a token is multiplied with; 0 where nothing is."""
     embedding_size: int | None = None
     """Numbers in a vector; None when the model does not embed."""
     can_generate: bool = True

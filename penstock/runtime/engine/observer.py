@@ -121,7 +121,7 @@ class Observer:
 
 
 class BlockFeed:
-    """Which blocks can be found in the prefix cache, told as it changes. Costs nothing until somebody follows.
+    """Which blocks are in the prefix cache, reported as they change. Costs nothing until `follow` is called.
 
     Belongs to the thread of the engine's loop, but for `follow`. Of a block that came and went between two looks the last
     state counts.
@@ -134,7 +134,7 @@ class BlockFeed:
         self._changes: dict[bytes, bool] = {}
 
     def follow(self) -> None:
-        """Somebody wants to know; the next news are all there is."""
+        """Begin to watch the cache: the next report lists every block in it."""
         self._is_asked = True
 
     def published(self, hash: bytes, parent: bytes, tokens: bytes) -> None:
@@ -144,7 +144,7 @@ class BlockFeed:
         self._changes[hash[:HASH_BYTES]] = False
 
     def news(self) -> tuple[bool, bytes, bytes] | None:
-        """Whether it is all there is, hashes published and hashes removed; None if there is nothing to tell."""
+        """Whether the report is a full list, hashes published and hashes removed; None without changes."""
         if self._is_asked:
             self._is_asked = False
             if not self._is_listening:

@@ -150,7 +150,7 @@ def _joined(parts: list[Delta]) -> Delta:
 
 
 def _drafts(parts: list[Delta]) -> Iterator[Drafted]:
-    """Those of all parts, counted from the first token of the first."""
+    """Marks of all parts, counted from the first token of the first part."""
     num_before = 0
     for part in parts:
         yield from (drafts._replace(begin=drafts.begin + num_before) for drafts in part.drafts)

@@ -11,8 +11,8 @@ from penstock.runtime.core.batch import Delta
 from penstock.runtime.core.request import Request
 from penstock.runtime.core.scheduler import SchedulerLoad
 from penstock.runtime.engine.adapters.gate import AdapterAnswer, AdapterCounts, AdapterOrder
+from penstock.runtime.engine.grammar_state import GrammarCounts, GrammarTime
 from penstock.runtime.engine.machine import Facts, Vector
-from penstock.runtime.engine.matching import GrammarTime, MatchingCounts
 from penstock.runtime.engine.observer import EngineView
 
 MAX_FRAME_BYTES = 64 << 20
@@ -78,7 +78,7 @@ class StepReport(msgspec.Struct, tag="step", array_like=True, frozen=True):
     num_steps: int
     prompts: tuple[tuple[int, int, int], ...] = ()
     """Prompts partly computed: request id, tokens done, tokens in all."""
-    grammars: MatchingCounts | None = None
+    grammars: GrammarCounts | None = None
     """What grammars have cost so far; none if there were none."""
     matched: tuple[GrammarTime, ...] = ()
     """What the grammars cost of requests that ended in this turn."""

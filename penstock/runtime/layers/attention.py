@@ -26,6 +26,7 @@ class Attention(nn.Module):
         """Which of a row's block tables it reads."""
         self.qkv = Linear(hidden_size, spec.q_size + 2 * spec.kv_size, spec.qkv_bias, dtype)
         self.out = Linear(spec.q_size, hidden_size, spec.out_bias, dtype)
+        self.gate = Linear(hidden_size, spec.q_size, spec.qkv_bias, dtype) if spec.gated else None
         if spec.qk_norm is not None:
             sizes = (spec.head_dim, spec.head_dim) if spec.qk_norm == "head" else (spec.q_size, spec.kv_size)
             self.q_norm, self.k_norm = (RMSNorm(size, norm_eps) for size in sizes)
@@ -39,7 +40,13 @@ class Attention(nn.Module):
         else:
             q, k, v = split_heads(qkv, self.spec, norms, angles)
             attended = encoder_attention(q, k, v, step.layout, self.spec)
-        return self.out(attended.flatten(1))  # type: ignore[no-any-return]
+        return self._projected(attended, x)
+
+    def _projected(self, attended: Tensor, x: Tensor) -> Tensor:
+        attended = attended.flatten(1)
+        if self.gate is not None:
+            attended = attended * torch.sigmoid(self.gate(x))
+        return self.out(attended)  # type: ignore[no-any-return]
 
     def _head_norms(self) -> HeadNorms | None:
         if self.spec.qk_norm is None:

@@ -37,13 +37,19 @@ class MixtureOfExperts(nn.Module):
         self.router = Linear(hidden_size, spec.num_experts, spec.router_bias, dtype)
         self.experts = ExpertStack(spec, hidden_size, dtype)
         self.offsets = unfilled(spec.num_experts, dtype=torch.float32) if spec.scores == "sigmoid" else None
-        """That only the choice sees."""
+        """A bias that only the choice of experts sees."""
         self.shared = Gated(spec.shared, hidden_size, dtype) if spec.shared else None
+        self.shared_gate = Linear(hidden_size, 1, False, dtype) if spec.shared_gated else None
 
     def forward(self, x: Tensor) -> Tensor:
         weights, chosen = self.route(x)
         mixed = mix_experts(x, weights, chosen, self.experts.weights(), self.spec)
-        return mixed if self.shared is None else mixed + self.shared(x)
+        if self.shared is None:
+            return mixed
+        beside = self.shared(x)
+        if self.shared_gate is not None:
+            beside = torch.sigmoid(self.shared_gate(x)) * beside
+        return mixed + beside  # type: ignore[no-any-return]
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
         spec = self.spec

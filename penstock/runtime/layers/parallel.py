@@ -14,7 +14,7 @@ from penstock.runtime.layers.moe import MixtureOfExperts
 from penstock.runtime.layers.norm import RMSNorm
 from penstock.runtime.layers.packed import PackedMatrix
 from penstock.runtime.ops.moe import mix_experts, route
-from penstock.runtime.ops.parallel.collective import Peers, join_columns, likeliest_over, sum_over
+from penstock.runtime.ops.parallel.collective import Peers, all_gather_columns, all_reduce, all_reduce_likeliest
 
 AnyTable = Embedding | Linear | PackedMatrix
 
@@ -31,7 +31,7 @@ class SummedLinear(nn.Module):
         self._peers = peers
 
     def forward(self, x: Tensor) -> Tensor:
-        total = sum_over(self.linear(x), self._peers)
+        total = all_reduce(self.linear(x), self._peers)
         return total if self.bias is None else total + self.bias
 
 
@@ -46,11 +46,11 @@ class VocabularyScores(nn.Module):
         self._peers = peers
 
     def scores(self, hidden: Tensor) -> Tensor:
-        return join_columns(self.table.scores(hidden), self._peers, self._widths)
+        return all_gather_columns(self.table.scores(hidden), self._peers, self._widths)
 
     def likeliest(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """The likeliest token after each hidden state, and whether its scores are finite; no rank sees all scores."""
-        return likeliest_over(self.table.scores(hidden), self.held.start, self._peers)
+        return all_reduce_likeliest(self.table.scores(hidden), self.held.start, self._peers)
 
 
 class VocabularyEmbedding(VocabularyScores):
@@ -60,7 +60,7 @@ class VocabularyEmbedding(VocabularyScores):
         own = ids - self.held.start
         is_own = (own >= 0) & (own < len(self.held))
         rows = self.table(own.clamp(0, len(self.held) - 1))
-        return sum_over(rows * is_own.unsqueeze(-1).to(rows.dtype), self._peers)
+        return all_reduce(rows * is_own.unsqueeze(-1).to(rows.dtype), self._peers)
 
     @property
     def device(self) -> torch.device:
@@ -88,7 +88,7 @@ class DealtMixture(nn.Module):
         own = chosen - self.held.start
         is_own = (own >= 0) & (own < len(self.held))
         mixed = mix_experts(x, weights * is_own, own * is_own, self.experts.weights(), self.own_spec)
-        return sum_over(mixed, self._peers)
+        return all_reduce(mixed, self._peers)
 
 
 class NormedProjection(nn.Module):
@@ -113,7 +113,7 @@ class NormedProjection(nn.Module):
         own = [len(self.q_norm.weight), len(self.k_norm.weight)]
         q, k, v = qkv.split([*own, qkv.shape[1] - sum(own)], dim=1)
         squares = torch.stack([part.float().square().sum(1) for part in (q, k)], dim=1)
-        sum_over(squares, self._peers)
+        all_reduce(squares, self._peers)
         means = squares / torch.tensor([self.sizes[0], self.sizes[1] * self._copies], device=x.device)
         normed = [
             (part.float() * torch.rsqrt(means[:, [place]] + norm.eps) * norm.weight).to(x.dtype)

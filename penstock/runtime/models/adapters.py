@@ -14,7 +14,7 @@ from penstock.errors import ModelFileError
 from penstock.runtime.models.fields import Fields
 from penstock.runtime.models.registry import BY_GGUF, BY_MODEL_TYPE
 from penstock.runtime.models.spec import ModelSpec, MoE, only_gqa
-from penstock.runtime.models.weights import Recipe, Recipes, RowRange, Stack, Tensor, sources
+from penstock.runtime.models.weights import Concat, Recipe, Recipes, Stack, Tensor, sources
 
 CONFIG_NAME = "adapter_config.json"
 WEIGHTS_NAME = "adapter_model.safetensors"
@@ -153,7 +153,7 @@ def matrix_shape(name: str, recipe: Recipe, spec: ModelSpec) -> MatrixShape | No
     width = mlp.expert.width if isinstance(mlp, MoE) else mlp.width
     if isinstance(recipe, Stack):
         recipe = recipe.parts[0]
-    is_joined = isinstance(recipe, RowRange)
+    is_joined = isinstance(recipe, Concat)
     match part:
         case "attention.qkv":
             sizes = attention.q_size, attention.kv_size, attention.kv_size

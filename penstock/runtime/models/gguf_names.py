@@ -6,7 +6,7 @@ Which parts a layer has follows from its spec; whether q, k and v or the experts
 from collections.abc import Collection, Mapping
 
 from penstock.runtime.models.spec import GQA, GatedMLP, ModelSpec, MoE, NormPlacement, PlainMLP, only_gqa
-from penstock.runtime.models.weights import HalvesPaired, Recipe, Recipes, RowRange, Stack, Tensor
+from penstock.runtime.models.weights import Concat, HalvesPaired, Recipe, Recipes, Stack, Tensor
 
 _NORMS: dict[NormPlacement, dict[str, str]] = {
     "pre": {"attention_norm": "attn_norm", "mlp_norm": "ffn_norm"},
@@ -70,7 +70,7 @@ def _attention(attention: GQA, ours: str, theirs: str, names: Collection[str], n
         fused = f"{theirs}attn_qkv.{kind}"
         is_fused = fused in names and not neighbours_paired
         recipes[f"{ours}qkv.{kind}"] = (
-            Tensor(fused) if is_fused else RowRange(tuple(part(letter, kind) for letter in "qkv"))
+            Tensor(fused) if is_fused else Concat(tuple(part(letter, kind) for letter in "qkv"))
         )
     for kind in ("weight", "bias") if attention.out_bias else ("weight",):
         recipes[f"{ours}out.{kind}"] = Tensor(f"{theirs}attn_output.{kind}")
@@ -89,7 +89,7 @@ def _mlp(mlp: GatedMLP | PlainMLP, ours: str, theirs: str) -> Recipes:
         if isinstance(mlp, PlainMLP):
             recipes[f"{ours}up.{kind}"] = up
         else:
-            recipes[f"{ours}gate_up.{kind}"] = RowRange((Tensor(f"{theirs}ffn_gate.{kind}"), up))
+            recipes[f"{ours}gate_up.{kind}"] = Concat((Tensor(f"{theirs}ffn_gate.{kind}"), up))
         recipes[f"{ours}down.{kind}"] = Tensor(f"{theirs}ffn_down.{kind}")
     return recipes
 
@@ -101,7 +101,7 @@ def _experts(mlp: MoE, ours: str, theirs: str, names: Collection[str]) -> Recipe
     for kind in ("weight", "bias") if mlp.expert.bias else ("weight",):
         fused = Tensor(f"{theirs}ffn_gate_up_exps.{kind}")
         gate, up, down = (_expert_part(mlp, theirs, part, kind, names) for part in ("gate", "up", "down"))
-        recipes[f"{ours}experts.gate_up.{kind}"] = fused if fused.name in names else RowRange((gate, up), axis=1)
+        recipes[f"{ours}experts.gate_up.{kind}"] = fused if fused.name in names else Concat((gate, up), axis=1)
         recipes[f"{ours}experts.down.{kind}"] = down
     return recipes
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable
 
 from penstock.runtime.models.kinds.recurrent import Mamba2
 from penstock.runtime.models.spec import GQA, MLA, GatedMLP, ModelSpec, MoE, NormPlacement
-from penstock.runtime.models.weights import Plus, Recipe, Recipes, RowRange, Stack, Tensor
+from penstock.runtime.models.weights import Concat, Plus, Recipe, Recipes, Stack, Tensor
 
 _NORMS: dict[NormPlacement, dict[str, str]] = {
     "pre": {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"},
@@ -49,14 +49,14 @@ def decoder(spec: ModelSpec, prefix: str = "model.", head: str = "lm_head.weight
             case MLA():
                 recipes |= _latent(layer.attention, f"{ours}attention.", f"{theirs}self_attn.", norm)
         if isinstance(layer.mlp, GatedMLP):
-            recipes |= _gated_mlp(layer.mlp, f"{ours}mlp.", f"{theirs}mlp.")
+            recipes |= gated_mlp(f"{ours}mlp.", f"{theirs}mlp.", bias=layer.mlp.bias)
     return recipes
 
 
 def _attention(attention: GQA, ours: str, theirs: str, norm: Callable[[str], Recipe]) -> Recipes:
     recipes: Recipes = {}
     for kind in ("weight", "bias") if attention.qkv_bias else ("weight",):
-        recipes[f"{ours}qkv.{kind}"] = RowRange(tuple(Tensor(f"{theirs}{part}_proj.{kind}") for part in "qkv"))
+        recipes[f"{ours}qkv.{kind}"] = Concat(tuple(Tensor(f"{theirs}{part}_proj.{kind}") for part in "qkv"))
     for kind in ("weight", "bias") if attention.out_bias else ("weight",):
         recipes[f"{ours}out.{kind}"] = Tensor(f"{theirs}o_proj.{kind}")
     if attention.qk_norm:
@@ -93,10 +93,10 @@ def mamba(part: Mamba2, ours: str, theirs: str) -> Recipes:
     return {ours + mine: Tensor(theirs + name) for mine, name in names.items()}
 
 
-def _gated_mlp(mlp: GatedMLP, ours: str, theirs: str) -> Recipes:
+def gated_mlp(ours: str, theirs: str, *, bias: bool = False) -> Recipes:
     recipes: Recipes = {}
-    for kind in ("weight", "bias") if mlp.bias else ("weight",):
-        recipes[f"{ours}gate_up.{kind}"] = RowRange(
+    for kind in ("weight", "bias") if bias else ("weight",):
+        recipes[f"{ours}gate_up.{kind}"] = Concat(
             tuple(Tensor(f"{theirs}{part}_proj.{kind}") for part in ("gate", "up"))
         )
         recipes[f"{ours}down.{kind}"] = Tensor(f"{theirs}down_proj.{kind}")
@@ -114,9 +114,9 @@ def experts(mlp: MoE, ours: str, theirs: str, gate: str, up: str, down: str) -> 
     if mlp.scores == "sigmoid":
         beside[f"{ours}offsets"] = Tensor(f"{theirs}gate.e_score_correction_bias")
     if mlp.shared is not None:
-        beside |= _gated_mlp(mlp.shared, f"{ours}shared.", f"{theirs}shared_experts.")
+        beside |= gated_mlp(f"{ours}shared.", f"{theirs}shared_experts.", bias=mlp.shared.bias)
     return beside | {
         f"{ours}router.weight": Tensor(f"{theirs}gate.weight"),
-        f"{ours}experts.gate_up.weight": Stack(tuple(RowRange((tensor(i, gate), tensor(i, up))) for i in indices)),
+        f"{ours}experts.gate_up.weight": Stack(tuple(Concat((tensor(i, gate), tensor(i, up))) for i in indices)),
         f"{ours}experts.down.weight": Stack(tuple(tensor(i, down) for i in indices)),
     }

@@ -13,6 +13,7 @@ from penstock.runtime.models.fields import Fields
 from penstock.runtime.models.weights import (
     Awq,
     Coded,
+    Concat,
     Gptq,
     HalvesPaired,
     Mxfp4,
@@ -21,7 +22,6 @@ from penstock.runtime.models.weights import (
     Plus,
     Recipe,
     Recipes,
-    RowRange,
     ScaledBytes,
     Stack,
     Swap,
@@ -63,8 +63,8 @@ def _replaced(recipe: Recipe, find: Find) -> Recipe:
             return inner(part)  # these are stored for a matrix [out, in], whatever the floats were
         case Swap(part):
             return Swap(inner(part))
-        case RowRange(parts, axis):
-            return RowRange(tuple(inner(part) for part in parts), axis)
+        case Concat(parts, axis):
+            return Concat(tuple(inner(part) for part in parts), axis)
         case Stack(parts):
             return Stack(tuple(inner(part) for part in parts))
         case Take(part, start, stop, step, axis):

@@ -26,7 +26,7 @@ from penstock.runtime.models.architectures import (
     qwen3,
     qwen3_moe,
 )
-from penstock.runtime.models.architectures.hybrids import granite4, lfm2
+from penstock.runtime.models.architectures.hybrids import granite4, lfm2, qwen3_next
 from penstock.runtime.models.fields import Fields
 from penstock.runtime.models.gguf_head import GgufHead
 from penstock.runtime.models.pooling import pooling_from_config
@@ -71,6 +71,7 @@ BY_CLASS: dict[str, Architecture] = {
     "GptOssForCausalLM": gpt_oss,
     "GraniteMoeHybridForCausalLM": granite4,
     "Lfm2ForCausalLM": lfm2,
+    "Qwen3NextForCausalLM": qwen3_next,
     "DeepseekV2ForCausalLM": deepseek,
     "DeepseekV3ForCausalLM": deepseek,
     "Llama4ForCausalLM": llama4,
@@ -96,6 +97,7 @@ BY_MODEL_TYPE: dict[str, Architecture] = {
     "gpt_oss": gpt_oss,
     "granitemoehybrid": granite4,
     "lfm2": lfm2,
+    "qwen3_next": qwen3_next,
     "kimi_k2": deepseek,
     "deepseek_v2": deepseek,
     "deepseek_v3": deepseek,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from penstock.runtime.models.ranks import RankPlace, Ranks
 from penstock.runtime.models.spec import GQA, MLP, GatedMLP, Layer, ModelSpec, MoE, only_gqa
-from penstock.runtime.models.weights import HalvesPaired, Recipe, Recipes, RowRange, Stack, Take
+from penstock.runtime.models.weights import Concat, HalvesPaired, Recipe, Recipes, Stack, Take
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ def _mlp(mlp: MLP, place: RankPlace) -> MLP:
 
 
 def shard_recipes(recipes: Recipes, shard: ModelShard) -> Recipes:
-    """Those of the rank's own parameters, by the names they have in its own model."""
+    """Recipes of the rank's own parameters, by the names they have in its own model."""
     place, whole = shard.place, shard.whole
     held = shard.layers
     found: Recipes = {}
@@ -144,13 +144,13 @@ def _qkv(recipe: Recipe, attention: GQA, place: RankPlace) -> Recipe:
     size = attention.head_dim
     kv = place.kv_heads(attention)
     wanted = [(place.heads(attention), attention.num_heads)] + [(kv, attention.num_kv_heads)] * 2
-    if isinstance(recipe, RowRange) and recipe.axis == 0 and len(recipe.parts) == 3:
-        return RowRange(tuple(_heads(part, held, size) for part, (held, _) in zip(recipe.parts, wanted)))
+    if isinstance(recipe, Concat) and recipe.axis == 0 and len(recipe.parts) == 3:
+        return Concat(tuple(_heads(part, held, size) for part, (held, _) in zip(recipe.parts, wanted)))
     parts, begin = [], 0
     for held, total in wanted:  # one tensor of all rows: q, then k, then v
         parts.append(_rows(recipe, range(begin + held.start * size, begin + held.stop * size)))
         begin += total * size
-    return RowRange(tuple(parts))
+    return Concat(tuple(parts))
 
 
 def _heads(recipe: Recipe, held: range, size: int) -> Recipe:
@@ -162,10 +162,10 @@ def _heads(recipe: Recipe, held: range, size: int) -> Recipe:
 
 def _gate_up(recipe: Recipe, width: int, held: range, axis: int = 0) -> Recipe:
     """Rows gate, then rows up."""
-    if isinstance(recipe, RowRange) and recipe.axis == axis and len(recipe.parts) == 2:
-        return RowRange(tuple(_taken(part, held, axis) for part in recipe.parts), axis)
+    if isinstance(recipe, Concat) and recipe.axis == axis and len(recipe.parts) == 2:
+        return Concat(tuple(_taken(part, held, axis) for part in recipe.parts), axis)
     ups = range(width + held.start, width + held.stop)
-    return RowRange((_taken(recipe, held, axis), _taken(recipe, ups, axis)), axis)
+    return Concat((_taken(recipe, held, axis), _taken(recipe, ups, axis)), axis)
 
 
 def _expert_part(part: str, kind: str, recipe: Recipe, mlp: MoE, place: RankPlace) -> Recipe:
@@ -189,8 +189,8 @@ def _of_experts(recipe: Recipe, held: range) -> Recipe:
     match recipe:
         case Stack(parts):
             return Stack(parts[held.start : held.stop])
-        case RowRange(parts, axis) if axis > 0:
-            return RowRange(tuple(_of_experts(part, held) for part in parts), axis)
+        case Concat(parts, axis) if axis > 0:
+            return Concat(tuple(_of_experts(part, held) for part in parts), axis)
         case _:
             return _rows(recipe, held)
 

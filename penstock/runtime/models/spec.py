@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from penstock.errors import ModelFileError
+from penstock.runtime.models.kinds.bounded import Bounded
 from penstock.runtime.models.kinds.cache import CacheGroup, CacheLayout, Kind, cache_groups, cache_layout
-from penstock.runtime.models.kinds.recurrent import Mamba2, ShortConv
+from penstock.runtime.models.kinds.recurrent import GatedDelta, Mamba2, ShortConv
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "swiglu_clamped"]
 """`swiglu_clamped` is GPT-OSS's gate: clamp to 7, then gate * sigmoid(1.702 * gate) * (up + 1)."""
@@ -106,6 +107,8 @@ class GQA:
     logit_softcap: float | None = None
     sinks: bool = False
     """A learned logit per head that joins the softmax and carries no value (GPT-OSS)."""
+    gated: bool = False
+    """What is read is multiplied, number by number, by the sigmoid of a projection of x (Qwen3-Next)."""
 
     @property
     def q_size(self) -> int:
@@ -140,6 +143,7 @@ class GQA:
         qkv_rows = self.q_size + 2 * self.kv_size
         count = qkv_rows * hidden_size + hidden_size * self.q_size
         count += qkv_rows * self.qkv_bias + hidden_size * self.out_bias + self.num_heads * self.sinks
+        count += self.q_size * (hidden_size + self.qkv_bias) * self.gated
         if self.qk_norm == "head":
             count += 2 * self.head_dim
         elif self.qk_norm == "full":
@@ -261,9 +265,12 @@ class MoE:
     num_groups: int = 1
     num_active_groups: int = 1
     """Experts are chosen from the best groups only."""
+    shared_gated: bool = False
+    """What the shared one gives is multiplied by the sigmoid of a number of its own (Qwen3-Next)."""
 
     def _num_always(self, hidden_size: int) -> int:
         shared = self.shared.num_parameters(hidden_size) if self.shared else 0
+        shared += hidden_size * self.shared_gated
         return shared + self.num_experts * (hidden_size + self.router_bias)
 
     def num_parameters(self, hidden_size: int) -> int:
@@ -273,10 +280,10 @@ class MoE:
         return self._num_always(hidden_size) + self.num_active * self.expert.num_parameters(hidden_size)
 
 
-Attention = GQA | MLA | Mamba2 | ShortConv
+Attention = GQA | MLA | Mamba2 | ShortConv | GatedDelta | Bounded
 
 
-def only_gqa(part: Attention, purpose: str) -> GQA:
+def only_gqa(part: object, purpose: str) -> GQA:
     """The attention for code that knows grouped queries alone; `purpose` ends the sentence "... is not"."""
     if not isinstance(part, GQA):
         raise ModelFileError(f"{type(part).__name__} is not {purpose}; serve another model or leave that out")

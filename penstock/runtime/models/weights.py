@@ -37,7 +37,7 @@ class Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class RowRange:
+class Concat:
     """Parts joined along the first axis, or along another."""
 
     parts: tuple["Recipe", ...]
@@ -173,7 +173,7 @@ class Nf4:
 Integers = Awq | Gptq | PackQuantized
 Coded = Integers | ScaledBytes | Nf4
 """A matrix in place of the float tensor `{name}.weight`."""
-Recipe = Tensor | RowRange | Stack | Take | Swap | HalvesPaired | Plus | Mxfp4 | Coded
+Recipe = Tensor | Concat | Stack | Take | Swap | HalvesPaired | Plus | Mxfp4 | Coded
 Recipes = dict[str, Recipe]
 
 
@@ -190,7 +190,7 @@ def sources(recipe: Recipe) -> Iterator[str]:
             yield from (f"{name}.weight", f"{name}.{scales}")
         case Nf4():
             yield from (f"{recipe.name}.weight{part}" for part in nf4_parts(recipe))
-        case RowRange(parts) | Stack(parts):
+        case Concat(parts) | Stack(parts):
             for part in parts:
                 yield from sources(part)
         case Take(part) | Swap(part) | HalvesPaired(part) | Plus(part):

@@ -60,7 +60,7 @@ class Grouped:
         return Grouped(self.values.index_select(0, rows), self.scales.index_select(0, rows), minimums, self.order)
 
     def take_columns(self, columns: range) -> "Grouped":
-        """Those between whole groups."""
+        """Rows between whole groups."""
         if columns.start % GROUP or columns.stop % GROUP:
             raise ModelFileError(
                 f"columns {columns.start:,} to {columns.stop:,} of a packed matrix do not lie between groups of {GROUP}; "

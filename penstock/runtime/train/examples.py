@@ -73,7 +73,7 @@ def _integers(raw: RawTensor) -> Tensor:
 
 
 def split(examples: Sequence[Example]) -> tuple[list[Example], list[Example]]:
-    """Those to learn from, and those held out."""
+    """Examples to learn from, and examples held out."""
     held_out = [example for number, example in enumerate(examples) if number % HELD_OUT_EVERY == HELD_OUT_EVERY - 1]
     return [
         example for number, example in enumerate(examples) if number % HELD_OUT_EVERY != HELD_OUT_EVERY - 1

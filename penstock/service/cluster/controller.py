@@ -9,6 +9,7 @@
 The clock, Ray and the router are handed in: tests drive it by hand.
 """
 
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from enum import Enum
@@ -16,7 +17,7 @@ from typing import Protocol
 
 from penstock.errors import ConfigError
 from penstock.service.cluster.replica import CONFIG_STATUS, ServerReport
-from penstock.tools.sim.scaling import ArrivalTrend, Pressure, Scaler, Scaling, ServedRate
+from penstock.tools.sim.scaling import ArrivalCurve, ArrivalTrend, Pressure, Scaler, Scaling, ServedRate
 
 MAX_FAILED = 3
 """Replicas in a row that end before they are ready before we stop trying."""
@@ -92,10 +93,13 @@ class Controller:
     traffic: RouterSide
     drain_s: float
     clock: Callable[[], float]
+    curve: ArrivalCurve | None = None
+    """What came at which time of day, where that is recorded."""
+    unix_clock: Callable[[], float] = time.time
+    served: ServedRate = field(default_factory=ServedRate)
     replicas: dict[str, PlacedReplica] = field(default_factory=dict)
     events: list[ClusterEvent] = field(default_factory=list)
     _scaler: Scaler = field(init=False)
-    _served: ServedRate = field(default_factory=ServedRate)
     _trend: ArrivalTrend = field(default_factory=ArrivalTrend)
     _num_placed: int = 0
     _num_failed: int = 0
@@ -129,9 +133,14 @@ class Controller:
         traffic = self.traffic
         kv_fraction = sum(traffic.kv_fraction(name) for name in ready) / max(len(ready), 1)
         num_waiting = traffic.num_waiting + sum(traffic.num_queued(name) for name in ready)
-        served_per_s = self._served.note(traffic.num_served, len(ready), now, is_full=num_waiting > len(ready))
+        served_per_s = self.served.note(traffic.num_served, len(ready), now, is_full=num_waiting > len(ready))
         num_arrived = traffic.num_served + traffic.num_waiting + sum(traffic.num_pending(name) for name in ready)
-        return Pressure(kv_fraction, num_waiting, served_per_s, *self._trend.note(num_arrived, now))
+        expected_per_s = 0.0
+        if self.curve is not None:
+            unix_s = self.unix_clock()
+            self.curve.note(num_arrived, unix_s)
+            expected_per_s = self.curve.at(unix_s + self._scaler.cold_start_s)
+        return Pressure(kv_fraction, num_waiting, served_per_s, *self._trend.note(num_arrived, now), expected_per_s)
 
     async def stop(self) -> None:
         for replica in list(self.replicas.values()):
@@ -199,5 +208,5 @@ class Controller:
 
 def _last_words(words: str) -> str:
     lines = [line for line in words.splitlines() if line.strip()]
-    told = next((line for line in reversed(lines) if "error:" in line), lines[-1] if lines else "they say nothing")
-    return told.partition("error: ")[2] or told
+    line = next((line for line in reversed(lines) if "error:" in line), lines[-1] if lines else "they say nothing")
+    return line.partition("error: ")[2] or line

@@ -112,9 +112,9 @@ class ReplicaActor:
         found = next((match for line in self._lines if (match := STARTED.search(line))), None)
         if found is None or self._ready_s is None:
             return ()
-        told = [match.groups() for part in found[2].split(", ") if (match := PART.match(part))]
+        parts = [match.groups() for part in found[2].split(", ") if (match := PART.match(part))]
         begun = max(self._ready_s - self._begin_s - float(found[1]), 0.0)
-        return (("begin the process", begun), *((name, float(seconds)) for name, seconds in told))
+        return (("begin the process", begun), *((name, float(seconds)) for name, seconds in parts))
 
     def _read(self) -> None:
         if self._process.stdout is not None:

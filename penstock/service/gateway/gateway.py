@@ -140,7 +140,7 @@ class Gateway:
         return Admittance(ask, key, tenant, meter, targets, num_reserved, () if ask.is_free else scopes)
 
     def _priced(self, targets: Targets, ask: Asking, *, is_charged: bool) -> Targets:
-        """Those that have a price, where anything has."""
+        """Models that have a price, where anything has."""
         if not is_charged or ask.tier == "batch":  # a batch names its models in its lines
             return targets
         named = (*targets.models, targets.cascade.first) if targets.cascade is not None else targets.models
@@ -216,7 +216,7 @@ class Gateway:
             self._deny(ticket, "store", "the budget cannot be looked at now; try later", unix_s)
 
     def _give_back(self, held: budgets.Reservation | None, done: "Future[budgets.Reservation]") -> None:
-        """Nobody waited for it."""
+        """A request that ended before it was admitted."""
         if done.cancelled() or done.exception() is not None or held is not None:
             return  # an enlarged one is settled as a whole
         self.ledger.enter(Settlement(secrets.token_hex(8), reservation=done.result()))

@@ -128,15 +128,15 @@ class Meter:
 
     def headers(self, now: float) -> list[tuple[bytes, bytes]]:
         """As OpenAI's clients read them, of the shortest period."""
-        told: dict[str, tuple[bytes, bytes, bytes]] = {}
+        payload: dict[str, tuple[bytes, bytes, bytes]] = {}
         for what, bucket, _ in self._buckets:
-            if what not in told:
+            if what not in payload:
                 left = max(math.floor(bucket.level(now)), 0)
                 reset = f"{bucket.wait_s(bucket.size, now):.3f}s".encode()
-                told[what] = (str(bucket.size).encode(), str(left).encode(), reset)
+                payload[what] = (str(bucket.size).encode(), str(left).encode(), reset)
         names = (b"limit", b"remaining", b"reset")
         return [
             (b"x-ratelimit-%b-%b" % (name, what.encode()), value)
-            for what, values in told.items()
+            for what, values in payload.items()
             for name, value in zip(names, values)
         ]

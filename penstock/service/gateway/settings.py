@@ -22,7 +22,7 @@ model = "big-1"
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -92,6 +92,18 @@ class JwtSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The claim that names the tenant"""
 
 
+class GuardrailSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A service of the operator's that judges what is asked and answered."""
+
+    before: str = ""
+    """Address that is asked before a model is; empty for none"""
+    after: str = ""
+    """Address that is asked before a client reads an answer, which is held until then; empty for none"""
+    timeout_s: float = 2.0
+    on_failure: Literal["refuse", "pass"] = "refuse"
+    """What becomes of a request where the service does not answer"""
+
+
 class GatewaySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     database: str = "penstock-gateway.db"
     tiers: Mapping[str, dict[str, int]] = {}
@@ -100,6 +112,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     models: Mapping[str, AliasSettings] = {}
     outside: Mapping[str, OutsideSettings] = {}
     jwt: JwtSettings | None = None
+    guardrails: GuardrailSettings | None = None
     max_pending: int = 256
     """Requests a replica may have; the share of it in use is its load."""
     max_wait_s: float = 10.0
@@ -174,6 +187,17 @@ def check_settings(settings: GatewaySettings) -> None:
     for name, price in settings.prices.items():
         if not min(price.input, price.output, price.cached or 0.0, price.batch, price.flex) >= 0.0:
             raise ConfigError(f"a price of {name!r} is below 0")
+    guardrails = settings.guardrails
+    if guardrails is not None:
+        urls = [url for url in (guardrails.before, guardrails.after) if url]
+        if not urls or not all(url.startswith(("https://", "http://")) for url in urls):
+            raise ConfigError(
+                "[guardrails] has before, after or both, each an address that begins with http:// or https://"
+            )
+        if not 0.0 < guardrails.timeout_s <= 60.0:
+            raise ConfigError(
+                f"timeout_s of [guardrails] is {guardrails.timeout_s}; choose more than 0, at most 60 seconds"
+            )
     for name, outside in settings.outside.items():
         if not outside.url.startswith(("https://", "http://")):
             raise ConfigError(f"the address of {name!r} is {outside.url!r}; it begins with https:// or http://")

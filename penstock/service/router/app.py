@@ -5,7 +5,6 @@ Everything it decides by is elsewhere: the edge and `gate.py` say who may, `disp
 
 import asyncio
 import re
-import secrets
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -15,14 +14,19 @@ from penstock.service import kv_events
 from penstock.service.edge.access import Access, ApiKeys, is_public, key_of
 from penstock.service.edge.bodies import IN_FLIGHT, BodiesInFlight
 from penstock.service.edge.flow import StallWatch
+from penstock.service.edge.frames import SOCKET_PATHS
+from penstock.service.edge.lots import RandomNames
 from penstock.service.edge.memory import owes_memory, trim_memory
 from penstock.service.edge.refusal import Refusal, not_found, unavailable
+from penstock.service.edge.tls import TlsContexts
 from penstock.service.gateway.gateway import Gateway
 from penstock.service.gateway.keys import KeyRecord
+from penstock.service.gateway.settings import GuardrailSettings
 from penstock.service.gateway.ticket import Admittance
 from penstock.service.router.dispatch import Dispatcher
 from penstock.service.router.fleet import LiveFleet, LiveReplica, ReplicaState
 from penstock.service.router.gate import Gate
+from penstock.service.router.guardrails import Guardrails
 from penstock.service.router.kept.bills import BillCollector
 from penstock.service.router.kept.holders import LISTS, keeps, kept_ids
 from penstock.service.router.kept.lists import merged_list
@@ -32,9 +36,10 @@ from penstock.service.router.policy import RoutedCall
 from penstock.service.router.proxy.asked import BYTES_PER_TOKEN, NOTHING, Wanted, chunk_hashes, wanted_of
 from penstock.service.router.proxy.client import InboundConnection
 from penstock.service.router.proxy.endpoint import ConnectionPool, fetch
-from penstock.service.router.proxy.incoming import Incoming, PlainCaller
+from penstock.service.router.proxy.incoming import AnswerSink, Incoming, PlainCaller
 from penstock.service.router.proxy.job import AdmittedRequest, Job, RelayOutcome
 from penstock.service.router.proxy.relay import Relay
+from penstock.service.router.proxy.sockets import RelayedSocket
 from penstock.service.router.surface import OWN_ROUTES, metrics, metrics_of_no_tenant
 from penstock.service.router.trace import RouterTracer
 
@@ -89,12 +94,17 @@ class RouterApp:
         self.gate = Gate(gateway, self.fleet) if gateway is not None else None
         self.dispatch = Dispatcher(config, self.fleet, self.access, self.gate)
         self.meters = self.dispatch.meters
-        self.members = Members(self.fleet, config, replica_key, self.changed)
+        self._guardrails = Guardrails(self.meters.guardrails, self._run, self._refuse)
+        self.tls = TlsContexts(listen.tls)
+        self.members = Members(
+            self.fleet, config, replica_key, self.changed, lambda: self.tls.outgoing(config.replica_ca)
+        )
         self.dispatch.members = self.members
         self._tracer = tracer
         self.is_draining = False
         self.on_change: Callable[[LiveReplica], None] = lambda replica: None
         self._numbers: dict[str, int] = {}
+        self._names = RandomNames()
         self._clients: set[InboundConnection] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -102,6 +112,7 @@ class RouterApp:
 
     def start(self) -> None:
         self._run(self._sweep())
+        self._run(self.tls.watch())
         if self.gate is not None:
             self._run(self.gate.refresh())
             self._run(BillCollector(self.gate.gateway, self.members).run())
@@ -119,6 +130,7 @@ class RouterApp:
         for client in tuple(self._clients):
             client.abort()
         await self.members.close()
+        self._guardrails.close()
         if self.dispatch.log is not None:
             self.dispatch.log.close()
         if self._tracer is not None:
@@ -179,13 +191,15 @@ class RouterApp:
             return self.gate.key(headers)
         return PlainCaller(self.access.tenant(method, path, headers))
 
-    def handle(self, request: Incoming, client: InboundConnection) -> None:
+    def handle(self, request: Incoming, client: AnswerSink) -> None:
         request_id = self._request_id(request)
         if SHORT_PATHS.fullmatch(request.path):
             request = request._replace(path="/v1" + request.path)
         try:
             own, page = OWN_ROUTES.get((request.method, request.path)), page_answer(request)
-            if page is not None:
+            if request.headers.get(b"upgrade", b"").lower() == b"websocket" and isinstance(client, InboundConnection):
+                self._open_socket(request, client)
+            elif page is not None:
                 client.respond(200, b"x-request-id: %b\r\n%b" % (request_id, page[0]), page[1])
             elif own is not None:
                 if own is metrics and "metrics" not in getattr(request.caller, "scopes", ("metrics",)):
@@ -202,11 +216,24 @@ class RouterApp:
         except Refusal as error:
             self._refuse(request, request_id, client, error)
 
-    def refuse(self, request: Incoming, client: InboundConnection, error: Refusal) -> None:
+    def refuse(self, request: Incoming, client: AnswerSink, error: Refusal) -> None:
         self._refuse(request, self._request_id(request), client, error)
 
+    def _open_socket(self, request: Incoming, client: InboundConnection) -> None:
+        """To whoever might send a request here, which each of its frames then is."""
+        try:
+            self.access.check("POST", request.headers)
+            if request.path not in SOCKET_PATHS:
+                raise not_found("no WebSocket is served on this path")
+            if self.is_draining:
+                raise unavailable("the router is shutting down; open it elsewhere", 1, code="shutting_down")
+            client.upgrade(RelayedSocket(self, request, client))
+        except Refusal as error:
+            self.refuse(request, client, error)
+            client.close_when_done()
+
     async def _tell_usage(
-        self, request: Incoming, request_id: bytes, client: InboundConnection, gate: Gate, key: KeyRecord
+        self, request: Incoming, request_id: bytes, client: AnswerSink, gate: Gate, key: KeyRecord
     ) -> None:
         try:
             body = await asyncio.to_thread(gate.usage, key)
@@ -216,7 +243,7 @@ class RouterApp:
             if client.is_open:
                 self._refuse(request, request_id, client, error)
 
-    def _refuse(self, request: Incoming, request_id: bytes, client: InboundConnection, error: Refusal) -> None:
+    def _refuse(self, request: Incoming, request_id: bytes, client: AnswerSink, error: Refusal) -> None:
         self.meters.refused.add(1, (("code", error.code or str(error.status)),))
         status, body = error.worded(request.path, request_id)
         status, lines, body = self._own_answer(request, request_id, status, "application/json", body)
@@ -224,10 +251,29 @@ class RouterApp:
 
     # A request
 
-    def _route(self, request: Incoming, request_id: bytes, client: InboundConnection) -> None:
-        key = request.caller
+    def _route(self, request: Incoming, request_id: bytes, client: AnswerSink) -> None:
         if self.is_draining:
             raise unavailable("the router is shutting down; send the request elsewhere", 1, code="shutting_down")
+        guardrails = self.gate.guardrails(request) if self.gate is not None else None
+        if guardrails is not None and guardrails.before:
+            self._run(self._judge(guardrails, request, request_id, client))
+        else:
+            self._admit(request, request_id, client)
+
+    async def _judge(
+        self, guardrails: GuardrailSettings, request: Incoming, request_id: bytes, client: AnswerSink
+    ) -> None:
+        """The operator's own service first: what it refuses costs nothing."""
+        try:
+            request = await self._guardrails.before(guardrails, request, request_id)
+            if client.is_open:
+                self._admit(request, request_id, client)
+        except Refusal as error:
+            if client.is_open:
+                self._refuse(request, request_id, client, error)
+
+    def _admit(self, request: Incoming, request_id: bytes, client: AnswerSink) -> None:
+        key = request.caller
         wanted = wanted_of(request.body) or NOTHING
         name = "" if wanted.model in (None, "default") else wanted.model or ""
         arrival = AdmittedRequest(request, request_id, client, wanted, self._call(request, wanted, name), name)
@@ -292,7 +338,11 @@ class RouterApp:
             raise Refusal(404, message, param="model", code="model_not_found")
         if self._tracer is not None:
             job.trace = self._tracer.begin(arrival.request, arrival.request_id, arrival.model)
-        relay = Relay(self.dispatch, arrival.client, job)
+        client = arrival.client
+        guardrails = self.gate.guardrails(arrival.request) if self.gate is not None else None
+        if guardrails is not None and guardrails.after:
+            client = self._guardrails.guarded(guardrails, arrival.request, arrival.request_id, client)
+        relay = Relay(self.dispatch, client, job)
         self.dispatch.enter(relay)
         if arrival.ticket is not None and self.gate is not None:
             self.gate.prepare(job, arrival.ticket)
@@ -302,7 +352,7 @@ class RouterApp:
 
     def _job(self, arrival: AdmittedRequest) -> Job:
         request = arrival.request
-        relay_key = secrets.token_hex(16).encode()  # ids of answers follow from it: nobody may know it
+        relay_key = self._names.draw(16)  # ids of answers follow from it: nobody may know it
         job = Job(request, arrival.request_id, relay_key, arrival.wanted, arrival.call, arrival.model, int(time.time()))
         job.ticket = arrival.ticket
         if keeps(request.path):
@@ -384,7 +434,7 @@ class RouterApp:
 
     def _request_id(self, request: Incoming) -> bytes:
         given = request.headers.get(b"x-request-id", b"")
-        return given if given and _ID.fullmatch(given) else b"req_" + secrets.token_hex(12).encode()
+        return given if given and _ID.fullmatch(given) else b"req_" + self._names.draw(12)
 
     def _own_answer(
         self, request: Incoming, request_id: bytes, status: int, kind: str, body: bytes

@@ -47,7 +47,7 @@ class Dispatcher:
         self.holders = Holders()
         self.relays: set[Relay] = set()
         self.parked: dict[Relay, float] = {}
-        """Those that wait for a replica, and until when."""
+        """Requests that wait for a replica, and until when."""
         self.is_told = config.policy in TOLD_POLICIES
         """Replicas say what their caches hold, and of what blocks a prompt is made."""
         self.reads_chunks = POLICIES[config.policy](config.seed).reads_hashes and not self.is_told
@@ -121,7 +121,7 @@ class Dispatcher:
 
     def note_failure(self, replica: LiveReplica, message: str, *, is_gone: bool) -> None:
         self.meters.failures.add(1, (("replica", replica.name),))
-        if is_gone and self.fleet.hear(replica, ReplicaState.GONE, self.now()):
+        if is_gone and self.fleet.set_state(replica, ReplicaState.GONE, self.now()):
             self.changed(replica)
         self.members.hurry(replica)
 

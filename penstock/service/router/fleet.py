@@ -29,6 +29,8 @@ NUM_SAMPLES = 20
 EJECT_S = 10.0
 SMOOTHING = 0.1
 MAX_REASONS = 1000
+LOADED_LEAD = 8
+"""Requests that a replica which has the model or adapter loaded may have more than the least busy one."""
 
 
 class ReplicaState(Enum):
@@ -55,6 +57,7 @@ class LiveReplica:
         "is_outside",
         "is_silent",
         "kv_usage_fraction",
+        "loaded",
         "models",
         "name",
         "num_failed",
@@ -79,6 +82,8 @@ class LiveReplica:
         """An outside API: asked only by its own name, never probed."""
         self.models: tuple[str, ...] | None = None
         """Names it serves; None until it said so, and then it is asked for any."""
+        self.loaded: frozenset[str] = frozenset()
+        """Of these, models and adapters that lie ready there: others are loaded first."""
         self.num_pending = 0
         """Requests handed over that have not ended."""
         self.num_waiting_tokens = 0
@@ -150,7 +155,7 @@ class LiveFleet:
         return tuple(dict.fromkeys(model for one in self.own for model in one.models or ()))
 
     def serving(self, model: str) -> list[LiveReplica]:
-        """Those that serve it, as far as we know; all for no name."""
+        """Replicas that serve the model, as far as we know; all for no name."""
         if not model:
             return self.own
         return [replica for replica in self if replica.models is None or model in replica.models]
@@ -213,10 +218,26 @@ class LiveFleet:
         if not replicas:
             raise CapacityError("no replica is known; try later")
         views = self.views(replicas, now, tried)
+        is_led = self._lead_to_loaded(replicas, views, model)
         choice = policy.choose(call, views)
+        if is_led:
+            choice = choice._replace(why=f"{choice.why}; loaded there")
         why = choice.why if choice.why in self.reasons or len(self.reasons) < MAX_REASONS else "another reason"
         self.reasons[why] += 1
         return replicas[choice.replica], choice, views
+
+    def _lead_to_loaded(self, replicas: list[LiveReplica], views: list[ReplicaView], model: str) -> bool:
+        """Leave out replicas that would load the model or adapter first, unless those that have it are far busier."""
+        ready = [index for index, view in enumerate(views) if view.is_ready]
+        loaded = [index for index in ready if not model or model in replicas[index].loaded]
+        if not loaded or len(loaded) == len(ready):
+            return False
+        least = min(views[index].num_pending for index in ready)
+        near = [index for index in loaded if views[index].num_pending <= least + LOADED_LEAD]
+        for index in ready if near else ():
+            if index not in near:
+                views[index] = views[index]._replace(is_ready=False)
+        return bool(near)
 
     def begin(self, replica: LiveReplica, num_tokens: int, now: float) -> None:
         replica.num_pending += 1
@@ -269,7 +290,7 @@ class LiveFleet:
     def undrain(self, replica: LiveReplica) -> None:
         replica.is_draining = False
 
-    def hear(self, replica: LiveReplica, state: ReplicaState, now: float) -> bool:
+    def set_state(self, replica: LiveReplica, state: ReplicaState, now: float) -> bool:
         """A probe's finding; returns whether the replica's state changed. GONE counts at once."""
         replica.is_silent = False
         before, replica.state = replica.state, state
@@ -281,8 +302,10 @@ class LiveFleet:
                 replica.prefixes = set()
         return before is not state
 
-    def learn_models(self, replica: LiveReplica, models: tuple[str, ...]) -> None:
+    def learn_models(self, replica: LiveReplica, models: tuple[str, ...], loaded: frozenset[str] | None = None) -> None:
+        """`loaded`: those that lie ready, where it tells; else all."""
         replica.models = models or None
+        replica.loaded = frozenset(models) if loaded is None else loaded
 
     def learn_load(self, replica: LiveReplica, num_waiting: int, kv_usage_fraction: float) -> None:
         """By its own account."""
@@ -305,7 +328,7 @@ class LiveFleet:
         return True
 
     def find_silent(self, now: float) -> list[LiveReplica]:
-        """Those that have fallen silent since the last look."""
+        """Replicas that have fallen silent since the last look."""
         found = []
         for replica in self:
             asked_s = replica.asked_s

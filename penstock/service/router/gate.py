@@ -21,6 +21,7 @@ from penstock.service.gateway.accounts.usage import usage_sums
 from penstock.service.gateway.answers import KeptAnswer
 from penstock.service.gateway.gateway import Gateway
 from penstock.service.gateway.keys import KeyRecord
+from penstock.service.gateway.settings import GuardrailSettings
 from penstock.service.gateway.shedding import FleetLoad
 from penstock.service.gateway.ticket import Admittance, Asking, Denied, Spent
 from penstock.service.marks import TokenBound
@@ -94,6 +95,17 @@ class Gate:
         if reading is None:
             raise not_found("there is no such path here, or nothing that has a price")
         return reading
+
+    def guardrails(self, request: Incoming) -> GuardrailSettings | None:
+        """Guardrails that judge this request; None where no tokens are made. Raises Refusal for what they could not see."""
+        guardrails = self.gateway.settings.guardrails
+        if guardrails is None or is_free(request.method, request.path):
+            return None
+        reading = self._reading(request)
+        if reading is not None and reading.is_later:
+            message = "there is a guardrail, which cannot see what is answered later; send requests one by one"
+            raise Refusal(403, message, type="permission_error", code="guardrail")
+        return guardrails
 
     def _model(self, name: str, *, is_free: bool) -> str:
         """A request that names no model is for the first one that is served: what it costs is that one's price."""

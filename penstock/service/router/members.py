@@ -1,6 +1,7 @@
 """The ways to the replicas: a pool of connections and a probe for each, made when it joins and ended when it leaves."""
 
 import asyncio
+import ssl
 from collections.abc import Callable, Iterator
 
 from penstock.config import RouterConfig
@@ -16,12 +17,18 @@ class Members:
     """`changed` receives every replica whose state a probe found changed."""
 
     def __init__(
-        self, fleet: LiveFleet, config: RouterConfig, replica_key: str, changed: Callable[[LiveReplica], None]
+        self,
+        fleet: LiveFleet,
+        config: RouterConfig,
+        replica_key: str,
+        changed: Callable[[LiveReplica], None],
+        tls: Callable[[], ssl.SSLContext] | None = None,
     ) -> None:
         self._fleet = fleet
         self._config = config
         self._replica_key = replica_key
         self._changed = changed
+        self._tls = tls
         self._pools: dict[str, ConnectionPool] = {}
         self._followers: dict[str, asyncio.Task[None]] = {}
         self._probes: dict[str, tuple[Probe, asyncio.Task[None]]] = {}
@@ -35,7 +42,9 @@ class Members:
 
     def add(self, name: str, url: str) -> LiveReplica:
         """Raises ConfigError for a name that is taken or an address that is none."""
-        pool = ConnectionPool(endpoint_of(url), key=self._replica_key)
+        endpoint = endpoint_of(url)
+        tls = self._tls() if self._tls is not None and endpoint.is_tls else None
+        pool = ConnectionPool(endpoint, key=self._replica_key, tls=tls)
         replica = self._fleet.add(name, url)
         probe = Probe(self._fleet, replica, pool, self._config.probe_s, self._changed)
         self._pools[name] = pool

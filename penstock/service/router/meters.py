@@ -24,6 +24,7 @@ class RouterMeters:
         self.fallbacks = Counter("penstock_router_fallbacks", "Requests that went to the next model of their chain")
         self.failures = Counter("penstock_router_replica_failures", "Requests that a replica failed, by replica")
         self.refused = Counter("penstock_router_refused", "Requests we answered with an error of our own, by code")
+        self.guardrails = Counter("penstock_router_guardrails", "What guardrails said, by stage and outcome")
         self.tokens = Counter("penstock_router_tokens", "Tokens relayed, by model and kind")
         self.blocks_expected = Counter(
             "penstock_router_prefix_blocks_expected", "Blocks of prompts expected in a cache"

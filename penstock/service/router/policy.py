@@ -306,7 +306,7 @@ POLICIES: dict[str, Callable[[int], Policy]] = {
 """A fresh policy by name, given a seed."""
 
 TOLD_POLICIES = ("prefix-reported",)
-"""Those that need the engines' own block hashes, of prompts and of caches."""
+"""Policies that need the engines' own block hashes, of prompts and of caches."""
 
 _NEVER = 2**62
 _LEAST = LeastPending()

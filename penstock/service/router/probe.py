@@ -23,15 +23,22 @@ TIMEOUT_S = 4.0
 SILENT = b'"silent"'
 """What our server says of itself while its engine is silent."""
 MODELS_EVERY = 10
-"""Looks between two at the list of models."""
+"""Looks between two at the list of models, where none of them comes and goes."""
+LOADED = "loaded"
 
 _LOAD = re.compile(rb"^(?:vllm:|sglang:|llamacpp:)(\w+?)(?:\{[^}]*\})? ([0-9.eE+-]+)$", re.MULTILINE)
 _WAITING = (b"num_requests_waiting", b"num_queue_reqs", b"requests_deferred")
 _USAGE = (b"kv_cache_usage_perc", b"gpu_cache_usage_perc", b"token_usage", b"kv_cache_usage_ratio")
 
 
+class _Status(msgspec.Struct):
+    value: str = LOADED
+
+
 class _Model(msgspec.Struct):
     id: str
+    status: _Status | None = None
+    """Of one that comes and goes: a model of several, or an adapter."""
 
 
 class _Models(msgspec.Struct):
@@ -56,6 +63,8 @@ class Probe:
         self._changed = changed
         self._path = READY_PATHS[0]
         self._num_looks = 0
+        self._is_moving = False
+        """Some of its models come and go."""
         self._hurry = asyncio.Event()
 
     def hurry(self) -> None:
@@ -78,17 +87,17 @@ class Probe:
         try:
             found = await self._ready_answer()
         except ConnectionRefusedError:
-            has_changed = self._fleet.hear(replica, ReplicaState.GONE, time.monotonic())
+            has_changed = self._fleet.set_state(replica, ReplicaState.GONE, time.monotonic())
         except OSError:
             has_changed = self._fleet.miss(replica, time.monotonic())
         else:
             replica.asked_s, replica.heard_s = None, time.monotonic()
             is_ready = found.status == 200
-            if is_ready and (replica.models is None or self._num_looks % MODELS_EVERY == 0):
+            if is_ready and (replica.models is None or self._is_moving or self._num_looks % MODELS_EVERY == 0):
                 is_ready = await self._learn_models()
             self._num_looks += 1
             state = ReplicaState.READY if is_ready else ReplicaState.UNREADY
-            has_changed = self._fleet.hear(replica, state, time.monotonic())
+            has_changed = self._fleet.set_state(replica, state, time.monotonic())
             if self._pool.is_ours and SILENT in found.body and not is_ready:
                 replica.is_silent = has_changed = True
             if is_ready:
@@ -110,8 +119,10 @@ class Probe:
             found = await self._get("/v1/models")
             self._pool.keeps_tenants = TRUST_HEADER in found.headers
             if found.status == 200:
-                names = tuple(model.id for model in msgspec.json.decode(found.body, type=_Models).data)
-                self._fleet.learn_models(self._replica, names)
+                models = msgspec.json.decode(found.body, type=_Models).data
+                self._is_moving = any(model.status is not None for model in models)
+                loaded = frozenset(one.id for one in models if one.status is None or one.status.value == LOADED)
+                self._fleet.learn_models(self._replica, tuple(model.id for model in models), loaded)
         except OSError:
             pass  # the next look may say
         except msgspec.DecodeError:

@@ -68,6 +68,7 @@ def replicas(app: RouterFacts) -> Answer:
             "is_outside": one.is_outside,
             "is_draining": one.is_draining,
             "models": one.models or (),
+            "loaded": sorted(one.loaded),
             "num_pending": one.num_pending,
             "num_waiting": one.num_waiting,
             "kv_usage_fraction": one.kv_usage_fraction,

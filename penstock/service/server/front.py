@@ -34,7 +34,7 @@ from penstock.service.server.http.body import (
 from penstock.service.server.http.call import Call
 from penstock.service.server.http.calls import Calls, OpenCall
 from penstock.service.server.http.faults import busy, invalid, unsupported
-from penstock.service.server.http.large import Turns, breathe
+from penstock.service.server.http.large import Turns, yield_to_others
 from penstock.service.server.http.relay import RELAYED, check_resumed, random_hex, relayed_of, split_body, unix_time
 from penstock.service.server.http.trace import SpanTracer
 from penstock.service.server.jobs.bills import Bills
@@ -196,7 +196,7 @@ class Front:
             else:
                 async with self.turns.take(tenant):
                     raw = decode(data)
-                    await breathe()
+                    await yield_to_others()
                     body, ignored = convert(raw, type_, refused)
         if ignored and self.config.strict:
             raise unsupported(ignored[0][:80], "nothing reads it; leave it out")

@@ -19,7 +19,7 @@ from penstock.runtime.text.stream.stop import StopSet
 from penstock.runtime.text.stream.stream import TextRules
 from penstock.runtime.text.template.shield import PromptTokens, tokenize_chat
 from penstock.runtime.text.tokenizer.tokenizer import Tokenizer
-from penstock.runtime.text.tools.words import described, knows_calls, told
+from penstock.runtime.text.tools.words import calls_as_text, described, knows_calls
 from penstock.service import marks
 from penstock.service.edge.memory import trim_memory
 from penstock.service.marks import TokenBound
@@ -254,7 +254,7 @@ async def prompt_of_chat(model: ServedModel, chat: Chat) -> PromptTokens:
     elif tools:
         messages = described(messages, tools)
     if not knows_calls(template.tool_source if tools else template.source):
-        messages = told(messages)
+        messages = calls_as_text(messages)
     texts = [content for message in messages if isinstance(content := message.get("content"), str)]
     size = sum(map(len, texts))
     check_size(model, ["".join(texts)] if size > INLINE_CHARACTERS else (), "messages")

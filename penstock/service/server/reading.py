@@ -20,7 +20,7 @@ from penstock.service.server.responses.protocol import ResponseBody
 BYTES_PER_TOKEN = 2
 """Of a body, so that a prompt seldom has more tokens than it is taken to have."""
 TEMPLATE_TOKENS = 256
-"""That a chat template may add."""
+"""Tokens that a chat template may add."""
 UNBOUNDED = 4096
 """Tokens of an answer that asks for no bound."""
 

@@ -253,11 +253,6 @@ class AdaptedModel(ServedModel):
     def known_name(self) -> str:
         return self._own_name
 
-    @property
-    def num_open(self) -> int:
-        """Requests for it that have not ended."""
-        return sum(stream.request.adapter == self.adapter for stream in self.client.streams)
-
     async def is_ready(self) -> bool:
         return await self.base.is_ready()
 
@@ -271,6 +266,9 @@ class NamedAdapters(Protocol):
 
     def metrics(self) -> Sequence[Any]:
         """What is counted of them."""
+
+    def view(self) -> dict[str, Any]:
+        """What the dashboard shows of them."""
 
 
 class ServedModels:
@@ -299,7 +297,7 @@ class ServedModels:
 
     @property
     def known(self) -> list[ServedModel]:
-        """Those whose names are known."""
+        """Models whose names are known."""
         named = [model for model in self._models if model.known_name]
         return named if self.adapters is None or not named else [*named, *self.adapters]
 

@@ -1,5 +1,6 @@
 """What is supported of each dialect, as a page: made from the route table, the body types and what they refuse."""
 
+import sys
 from typing import Any
 
 import msgspec
@@ -49,4 +50,4 @@ def _fields(body: Any) -> str:
 
 
 if __name__ == "__main__":
-    print(page(), end="")
+    sys.stdout.write(page())

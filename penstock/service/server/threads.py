@@ -17,17 +17,17 @@ def on_daemon_thread(function: Callable[[], T], name: str) -> "asyncio.Future[T]
         if not done.done():
             outcome()
 
-    def tell(outcome: Callable[[], None]) -> None:
+    def post(outcome: Callable[[], None]) -> None:
         if not loop.is_closed():
             loop.call_soon_threadsafe(report, outcome)
 
     def work() -> None:
         try:
             value = function()
-            tell(lambda: done.set_result(value))
+            post(lambda: done.set_result(value))
         except Exception as error:
             fault = error
-            tell(lambda: done.set_exception(fault))
+            post(lambda: done.set_exception(fault))
 
     threading.Thread(target=work, name=name, daemon=True).start()
     return done

@@ -62,7 +62,7 @@ class Journal:
         return [(entry_id, text) for entry_id, text in map(json.loads, lines)]
 
     def remove(self, *entry_ids: str) -> None:
-        """They are written elsewhere."""
+        """Lines that are written elsewhere by now."""
         with self._lock:
             for entry_id in entry_ids:
                 self._left_bytes -= len(self._entries.pop(entry_id, b""))

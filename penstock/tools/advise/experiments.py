@@ -8,7 +8,7 @@ from typing import Any
 
 BASE = "--model llama-3.1-8b --hardware h100 --rate 10 --num-requests 600 --shared-prefix 2000 --prompts 80 --max-context 8192"
 WAIT = "--max-waiting 100000 --max-waiting-tokens 1000000000"
-"""Nobody is refused, however long the queue."""
+"""A queue so long that no request is refused."""
 CEILING = f"{WAIT} --rate 0 --policy round-robin"
 """All at once: what a fleet gives at most, its filling and emptying included."""
 

@@ -86,7 +86,7 @@ class ModelNumbers:
         return figures.weight_bytes(self.num_parameters, self.bits)
 
     def met_parameters(self, num_tokens: int) -> float:
-        """That a step of so many tokens reads: of experts only those some token is expected to choose."""
+        """Bytes of weights that a step of so many tokens reads: of experts only those some token is expected to choose."""
         if self._inputs.parameters is not None or self._spec is None:
             return self.num_parameters
         idle = 0.0
@@ -98,7 +98,7 @@ class ModelNumbers:
 
     @property
     def active_parameters(self) -> float:
-        """That one token is multiplied with."""
+        """Parameters that one token is multiplied with."""
         if self._inputs.parameters is not None or self._spec is None:
             return self.num_parameters
         self._sheet.take("active_parameters", self._spec.num_active_parameters, "", self._origin)

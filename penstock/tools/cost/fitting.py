@@ -42,7 +42,7 @@ COLD_RAMPS = tuple(
 COOLINGS = tuple(
     Cooling(seconds, lost) for seconds in (0.01, 0.02, 0.04, 0.08, 0.16) for lost in (0.5, 0.7, 0.85, 0.92)
 )
-"""Those that are tried."""
+"""Exponents that are tried."""
 COLD_FRACTION = 0.5
 """What must be lost for a step to be called cold."""
 MIN_COLD = 8

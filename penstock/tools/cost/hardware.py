@@ -105,6 +105,8 @@ class Hardware:
     """Of one device to another machine."""
     price_per_hour: float | None = None
     """List price in US dollars of one device, its share of the machine included; None where there is no common one."""
+    price_source: str = ""
+    """Where the price comes from, and when."""
     measured_link: Link | None = None
     """The interconnect as all-reduces found it, if they were timed."""
     num_parts: int = 1
@@ -428,20 +430,30 @@ _SLICES = tuple(
     for size in (unit * eighths,)
 )
 
+LIST_PRICES = "AWS on demand, us-east-1, the instance divided by its devices, 2024"
+_ORACLE = "Oracle list, an eighth or a whole of its shape, oraclelicensingexperts.com, 2026-04-14"
+_RUNPOD = "RunPod on demand, deploybase.ai, 2026-03-10"
+_LAMBDA = "Lambda on demand, computespec.pages.dev, read 2026-11"
+_METAL = "AWS on demand of a metal instance, us-east-1, 2024; not looked up again"
+_BOUGHT = "what it costs to buy over three years, and its power, 2025; not looked up again"
+_USUAL = "usual rent of clouds that have it, 2024 to 2025; not looked up again"
 _RENTS = {
-    "h100-pcie": 2.49, "h100-nvl": 2.79, "h200": 10.60, "b200": 14.24, "gb200": 10.50, "gh200": 3.19, "mi300x": 6.00,
-    "a10": 0.75, "rtx-6000-ada": 1.03, "rtx-5090": 0.89, "rtx-4090": 0.69, "rtx-3090": 0.43, "xeon-8480": 4.84,
-    "epyc-9654": 5.56, "cloud-2core": 0.10, "grace": 1.60, "dgx-spark": 0.18, "m2-ultra": 0.24, "m3-ultra": 0.40,
-    "m4-max": 0.20,
+    "h100-pcie": (2.49, _LAMBDA), "h100-nvl": (2.79, _USUAL), "h200": (12.25, _ORACLE), "b200": (16.00, _ORACLE),
+    "gb200": (10.50, _USUAL), "gh200": (3.19, _USUAL), "mi300x": (6.00, _USUAL), "a10": (1.27, _ORACLE),
+    "rtx-6000-ada": (1.03, _USUAL), "rtx-5090": (1.22, _RUNPOD), "rtx-4090": (0.60, _RUNPOD), "rtx-3090": (0.39, _RUNPOD),
+    "xeon-8480": (4.84, _METAL), "epyc-9654": (5.56, _METAL), "cloud-2core": (0.10, _USUAL), "grace": (1.60, _USUAL),
+    "dgx-spark": (0.18, _BOUGHT), "m2-ultra": (0.24, _BOUGHT), "m3-ultra": (0.40, _BOUGHT), "m4-max": (0.20, _BOUGHT),
 }  # fmt: skip
-"""Dollars an hour where AWS had no list price in 2024: usual rents on demand of clouds that have them, 2024 to 2025; of what is
-bought and not rented (dgx-spark, m2 to m4), its price over three years and its power. Give your own with --price."""
+"""Dollars an hour where AWS had no list price in 2024, and where each comes from. Give your own with --price."""
 
-HARDWARE: dict[str, Hardware] = {
-    hardware.name: hardware
-    if hardware.price_per_hour is not None
-    else replace(hardware, price_per_hour=_RENTS.get(hardware.name))
-    for hardware in (*_DEVICES, *_SLICES)
-}
+
+def _priced(hardware: Hardware) -> Hardware:
+    if hardware.price_per_hour is not None:
+        return replace(hardware, price_source=LIST_PRICES)
+    price, source = _RENTS.get(hardware.name, (None, ""))
+    return replace(hardware, price_per_hour=price, price_source=source)
+
+
+HARDWARE: dict[str, Hardware] = {hardware.name: _priced(hardware) for hardware in (*_DEVICES, *_SLICES)}
 ALIASES = {"a100": "a100-80", "h100": "h100-sxm"}
 """What people say when they do not say which."""

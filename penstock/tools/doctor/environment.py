@@ -34,7 +34,7 @@ class Environment:
     """The processor's, as the kernel names them."""
 
     num_cores: int
-    """That this process may run on."""
+    """Cores that this process may run on."""
     quota_cores: float | None
     """Cores' worth of time that a container may use."""
     throttled_fraction: float | None

@@ -30,7 +30,7 @@ class MeasuredRun(NamedTuple):
     tpot: list[float]
     e2e: list[float]
     num_tokens: int
-    """That came."""
+    """Tokens that came."""
     duration_s: float
 
     @classmethod

@@ -90,7 +90,7 @@ class StepRecorder:
     def steps(self) -> list[StepTime]:
         return [step for sample in self.samples for step in sample.steps]
 
-    def hear(self, step: StepTime) -> None:
+    def record(self, step: StepTime) -> None:
         if self._steps is not None:
             self._steps.append(step)
 

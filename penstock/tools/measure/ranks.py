@@ -1,6 +1,7 @@
 """All-reduces between ranks of this machine, measured and kept: what simulator and planner charge layouts of several ranks."""
 
 import json
+import logging
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 from penstock.console.output import write_file
 from penstock.tools.cost.all_reduce import AllReduce, read_all_reduce
 
+LOGGER = logging.getLogger(__name__)
 COMMAND = (sys.executable, "-m", "penstock.runtime.execution.parallel.timing")
 MOST_S = 120.0
 
@@ -23,7 +25,7 @@ def measure_all_reduce(facts: dict[str, Any]) -> tuple[AllReduce, ...]:
         done = subprocess.run(words, stdout=subprocess.PIPE, timeout=MOST_S, check=True)
         return tuple(read_all_reduce(json.loads(line)) for line in done.stdout.splitlines())
     except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError) as error:
-        print(f"penstock: all-reduces between ranks could not be measured: {error}", file=sys.stderr)
+        LOGGER.warning("penstock: all-reduces between ranks could not be measured: %s", error)
         return ()
 
 

@@ -8,10 +8,10 @@ measured anew.
 
 import hashlib
 import json
+import logging
 import math
 import os
 import platform
-import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from penstock.tools.cost import hardware as devices
 from penstock.tools.cost.hardware import Ceilings, Flops, Hardware
 from penstock.tools.measure.ranks import kept_all_reduce
 
+LOGGER = logging.getLogger(__name__)
 NAME = "this-machine"
 VERSION = 1
 TYPICAL_BYTES = 256 << 20
@@ -50,7 +51,7 @@ def find_hardware(name: str, model_bytes: int = TYPICAL_BYTES) -> Hardware:
     facts = machine_facts()
     known = _read(_path(facts))
     if known is None:
-        print("penstock: measuring this machine, once; a few seconds", file=sys.stderr)
+        LOGGER.warning("penstock: measuring this machine, once; a few seconds")
         known = _measure(facts, model_bytes)
     known = _linked(known, facts)
     return known if not slash else _part(known, count, facts)

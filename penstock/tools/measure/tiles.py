@@ -1,4 +1,4 @@
-"""Tile choices of a GPU as a file: kernel, outputs and inputs of a matrix, and how its product is cut."""
+"""Tile choices of a GPU as a file: kernel, outputs and inputs of a matrix, and the tile config of its product."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,7 @@ from penstock.console.output import cache_folder
 
 TILES_VERSION = 1
 MAX_ROWS = 4096
-NUM_CUT = 5
+NUM_FIELDS = 5
 TileRow = tuple[str, int, int, list[int]]
 
 
@@ -23,10 +23,10 @@ def read_tiles(path: Path) -> list[TileRow]:
         if data["penstock_tiles"] != TILES_VERSION:
             return []
         rows = [
-            (str(kernel), int(num_out), int(size), [int(n) for n in cut])
-            for kernel, num_out, size, cut in data["tiles"]
+            (str(kernel), int(num_out), int(size), [int(n) for n in config])
+            for kernel, num_out, size, config in data["tiles"]
         ]
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return []
-    is_sane = all(len(cut) == NUM_CUT and all(0 < number <= 4096 for number in cut) for *_, cut in rows)
+    is_sane = all(len(config) == NUM_FIELDS and all(0 < number <= 4096 for number in config) for *_, config in rows)
     return rows if is_sane and len(rows) <= MAX_ROWS else []

@@ -4,6 +4,7 @@ A process of its own: a torch that crashes or hangs takes only this one with it.
 """
 
 import json
+import sys
 
 
 def main() -> None:
@@ -19,7 +20,7 @@ def main() -> None:
         "num_threads": cpu.num_threads if isinstance(cpu, CpuDevice) else 0,
         "kernels": "" if library is None else library.kernels,
     }
-    print(json.dumps(found))
+    sys.stdout.write(json.dumps(found) + "\n")
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from penstock.tools.cost.layout import Layout
 from penstock.tools.cost.memory import activation_bytes, kv_fraction, reserve_bytes, weight_bytes
 from penstock.tools.cost.precision import Precision
 from penstock.tools.cost.roofline import Roofline, roofline
+from penstock.tools.sim.adapters import NO_ADAPTERS, AskedAdapters, ShelfRoom, adapted
 from penstock.tools.sim.simulation import Fleet
 
 
@@ -41,6 +42,7 @@ class Candidate:
     prefix_caching: bool = True
     measured: "MeasuredEngine | None" = None
     """An engine that was measured, to use instead of the roofline and of arithmetic."""
+    adapters: AskedAdapters = NO_ADAPTERS
 
     @property
     def num_devices(self) -> int:
@@ -74,7 +76,7 @@ class Candidate:
         return Memory(
             free_bytes=self.hardware.memory_bytes,
             weight_bytes=weight_bytes(self.spec, self.precision, self.layout),
-            workspace_bytes=self.activation_bytes + self.reserve_bytes,
+            workspace_bytes=self.activation_bytes + self.reserve_bytes + self.adapter_bytes,
             bytes_per_kv_value=self.precision.kv_bytes * kv_fraction(self.spec, self.layout),
             enough_kv_bytes=self._enough_kv_bytes,
         )
@@ -101,25 +103,33 @@ class Candidate:
             return 0
         return reserve_bytes(self.spec, self.max_sequences)
 
+    @property
+    def adapter_bytes(self) -> int:
+        """Of all slots."""
+        return self.adapters.slot_bytes(self.spec, self.layout)
+
     @cached_property
     def sizing(self) -> Sizing:
         """Raises ConfigError if nothing is left for the cache."""
         if self.measured is not None:
             return self.measured.sizing
-        return size_engine(self.engine, self.spec, self.memory, frees=False)  # GPUs and native steps keep windows whole
+        return size_engine(self.engine, self.spec, self.memory, frees=self.layout.devices_per_copy == 1)
 
     @cached_property
     def roofline(self) -> Roofline:
         return roofline(self.spec, self.hardware, self.precision, layout=self.layout)
 
-    @property
+    @cached_property
     def step_cost(self) -> Cost:
-        return self.measured.cost if self.measured else self.roofline
+        plain = self.measured.cost if self.measured else self.roofline
+        return adapted(plain, self.adapters, self.spec, self.hardware, self.layout)
 
     def fleet(self, num_copies: int = 1) -> Fleet:
         """Every copy of the model is an engine of its own."""
         depth = self.measured.depth if self.measured else 1
-        return Fleet(self.engine, self.sizing, self.step_cost, num_copies, depth=depth)
+        asked = self.adapters
+        shelf = ShelfRoom(asked.num_slots, asked.load_s(self.spec)) if asked.adapters else None
+        return Fleet(self.engine, self.sizing, self.step_cost, num_copies, depth=depth, shelf=shelf)
 
     @property
     def num_copies(self) -> int:

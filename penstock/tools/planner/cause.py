@@ -25,7 +25,7 @@ class LiveEvidence(NamedTuple):
     hit_fraction: float = math.nan
     predicted_hits: float = math.nan
     tokens_per_step: float = math.nan
-    """That a sequence gained; more than one where drafts were accepted."""
+    """Tokens that a sequence gained; more than one where drafts were accepted."""
 
 
 def cause_of(evidence: LiveEvidence, *, is_profiled: bool) -> tuple[str, str]:
@@ -43,9 +43,9 @@ def cause_of(evidence: LiveEvidence, *, is_profiled: bool) -> tuple[str, str]:
                 100 * share
             ), "measure again when the machine is its own; penstock doctor names who"
     if abs(evidence.hit_fraction - evidence.predicted_hits) > HITS_OFF:
-        found, told = 100 * evidence.hit_fraction, 100 * evidence.predicted_hits
+        found, predicted = 100 * evidence.hit_fraction, 100 * evidence.predicted_hits
         return (
-            f"the prefix cache gave {found:.0f} % of prompt tokens, {told:.0f} % were predicted",
+            f"the prefix cache gave {found:.0f} % of prompt tokens, {predicted:.0f} % were predicted",
             "record the real load with serve --record and plan with --trace: prefixes decide here",
         )
     if evidence.tokens_per_step > 1.15:

@@ -15,7 +15,7 @@ from penstock.tools.planner.figures import rate_of_users
 from penstock.tools.workload.asked import arrivals_of
 from penstock.tools.workload.lengths import Lengths
 from penstock.tools.workload.trace import Trace
-from penstock.tools.workload.workload import Conversation, Recipe, SharedPrefix, Workload
+from penstock.tools.workload.workload import Conversation, People, Recipe, SharedPrefix, Workload
 
 SAMPLE = 2000
 """Requests that stand for all in means and quantiles."""
@@ -68,8 +68,12 @@ class Demand:
     seed: int = 0
     conversation: Conversation | None = None
     """Requests are turns of such; those of a conversation follow each other."""
+    adapters: tuple[float, ...] = ()
+    """Share of the requests that ask for each adapter."""
 
     def __post_init__(self) -> None:
+        if self.trace is not None and self.adapters:
+            raise ConfigError("a trace has requests of its own; leave either the trace or the adapters")
         if self.trace is not None and self.conversation is not None:
             raise ConfigError("a trace has requests of its own; leave either the trace or the conversations")
         if not (math.isfinite(self.rate) and 0.0 < self.rate <= 1e6):
@@ -102,6 +106,7 @@ class Demand:
             SharedPrefix(self.shared_prefix) if self.shared_prefix else None,
             vocab_size,
             self.conversation,
+            People(adapters=self.adapters),
         )
 
     @cached_property

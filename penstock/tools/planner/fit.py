@@ -22,13 +22,15 @@ class Fit:
     activation_bytes: int
     reserve_bytes: int
     """Recorded steps and slack."""
+    adapter_bytes: int
+    """Of all adapters on the device at once."""
     kv_bytes: int
     kv_bytes_per_token: int
     """On one device."""
     kv_by_attention: dict[str, int]
     """Of a whole token, by kind of attention."""
     num_tokens: int
-    """That the cache of a copy holds."""
+    """Tokens that the cache of a copy holds."""
     users_mean: int
     """Requests of mean length, held to their end."""
     users_p95: int
@@ -52,6 +54,7 @@ def fit_of(candidate: Candidate, sizes: Sizes) -> Fit:
         weight_bytes=_shares(spec, sizing.weight_bytes),
         activation_bytes=candidate.activation_bytes if candidate.measured is None else sizing.workspace_bytes,
         reserve_bytes=candidate.reserve_bytes if candidate.measured is None else 0,
+        adapter_bytes=candidate.adapter_bytes,
         kv_bytes=sizing.kv_bytes,
         kv_bytes_per_token=per_token,
         kv_by_attention=kv_by_attention(spec, candidate.precision.kv_bytes),

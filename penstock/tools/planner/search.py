@@ -34,7 +34,7 @@ class Option:
     capacity: Capacity
     """Of one copy."""
     num_replicas: int
-    """That carry the asked load; 0 if none could."""
+    """Copies that carry the asked load; 0 if none could."""
     replica_hourly: float | None
     """Dollars; None where no price is known."""
     price: TokenPrice | None

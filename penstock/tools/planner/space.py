@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Any, cast
 
 from penstock.errors import ConfigError
 from penstock.metrics.summary import Slo
@@ -13,6 +13,7 @@ from penstock.tools.cost.precision import KvFormat, WeightFormat, precision_of
 from penstock.tools.planner.candidate import Candidate
 from penstock.tools.planner.demand import Demand
 from penstock.tools.planner.steady import Steady, bound
+from penstock.tools.sim.adapters import NO_ADAPTERS, AskedAdapters
 
 TENSOR = (1, 2, 4, 8)
 PIPELINE = (1, 2, 4)
@@ -32,6 +33,7 @@ class SearchSpace:
     max_devices: int = 8
     """In one replica."""
     max_context: int | None = None
+    adapters: AskedAdapters = NO_ADAPTERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +79,8 @@ def explore_file(
             whole = precision_of("bf16", "bf16", hardware.achievable)
             precision = replace(whole, weight_bytes=file_bytes / spec.num_parameters)
             for layout in _ranks_of_parts(spec, hardware, search_space.max_devices):
-                context = search_space.max_context
-                plain = Candidate(spec, hardware, layout, "file", "bf16", precision, max_context=context)
+                asked: dict[str, Any] = {"max_context": search_space.max_context, "adapters": search_space.adapters}
+                plain = Candidate(spec, hardware, layout, "file", "bf16", precision, **asked)
                 try:
                     _check_capacity(plain, demand)
                     found.append(_with_best_limits(plain, demand, slo))
@@ -103,9 +105,8 @@ def candidates(spec: ModelSpec, search_space: SearchSpace, rejected: dict[str, R
                     rejected[name] = Rejected(name, str(error))
                     continue
                 for layout in layouts(spec, hardware, search_space.max_devices):
-                    yield Candidate(
-                        spec, hardware, layout, weights, kv, precision, max_context=search_space.max_context
-                    )
+                    asked: dict[str, Any] = {"max_context": search_space.max_context, "adapters": search_space.adapters}
+                    yield Candidate(spec, hardware, layout, weights, kv, precision, **asked)
 
 
 def layouts(spec: ModelSpec, hardware: Hardware, max_devices: int) -> Iterator[Layout]:

@@ -22,7 +22,7 @@ SLACK = 1.5
 
 
 def warm_start(candidate: Candidate, demand: Demand, workload: Workload, rate: float, num_copies: int) -> "Warm":
-    """The workload after those who were there before it."""
+    """The workload, begun after requests that already run in a steady state."""
     count = num_copies * num_inside(candidate, demand.sizes, rate / num_copies, demand.mean_repeated)
     before = list(_inside(demand, count, candidate.spec.vocab_size))
     start_s = SLACK * _seconds(candidate, before) / num_copies

@@ -46,7 +46,7 @@ def _leaves(recipe: recipes.Recipe, leaf: PlacedRows, splits: Splits) -> Iterato
     match recipe:
         case recipes.Tensor(name):
             yield replace(leaf, name=name)
-        case recipes.RowRange(parts):
+        case recipes.Concat(parts):
             shares = next((each for each in splits if len(each) == len(parts)), [1] * len(parts))
             unit = len(leaf.rows) // sum(shares)
             for part, rows in zip(parts, leaf.rows.split([share * unit for share in shares])):  # type: ignore[no-untyped-call]

@@ -204,6 +204,11 @@ class FastForwardReplica(Replica):
         if self._warmth is not None:
             self._warmth.take(num_steps)
         self._count_gaps(ends, num_runs)
+        mixed = self.scheduler.mixed
+        if mixed is not None:
+            num_singles = num_runs + sum([part.chunks[0].length == 1 for part in prompts])
+            for begun_s, end_s in zip([self._start_s, *ends], ends):
+                mixed.note(num_singles, num_runs + num_prompt_tokens, end_s - begun_s)
         self._past_ends.extend(ends)
         if self._tracer is not None:
             self._tracer.steps(self.name, self._start_s, now, num_steps, num_runs + len(prompts), num_prompt_tokens)

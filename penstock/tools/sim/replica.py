@@ -19,6 +19,7 @@ from penstock.service.router.policy import ReplicaView
 from penstock.tools.cost.cost import Cost, TimeVaryingCost
 from penstock.tools.cost.slowdown import SlowdownTrace
 from penstock.tools.cost.warmth import Warmth
+from penstock.tools.sim.adapters import AdapterShelf
 from penstock.tools.sim.clock import EventQueue
 from penstock.tools.sim.history import History
 from penstock.tools.sim.speculation import Speculation
@@ -100,6 +101,10 @@ class Replica:
         self._ledger = ledger
         self._depth = depth
         self._tracer = tracer
+        self.shelf: AdapterShelf | None = None
+        """Where adapters lie, where requests ask for some."""
+        self._num_held = 0
+        """Requests that wait for their adapter."""
         self._inbox: list[Request] = []
         self._flights: deque[StepInFlight] = deque()
         self.last_view: ReplicaView | None = None
@@ -113,12 +118,12 @@ class Replica:
     def num_pending(self) -> int:
         """Generations handed over that have not ended."""
         scheduler = self.scheduler
-        return scheduler.num_running + scheduler.num_waiting + len(self._inbox)
+        return scheduler.num_running + scheduler.num_waiting + len(self._inbox) + self._num_held
 
     @property
     def num_queued(self) -> int:
         """Of those, the ones that have not begun."""
-        return self.scheduler.num_waiting + len(self._inbox)
+        return self.scheduler.num_waiting + len(self._inbox) + self._num_held
 
     @property
     def view(self) -> ReplicaView:
@@ -127,7 +132,7 @@ class Replica:
             load = self.scheduler.load
             waiting = load.num_waiting_tokens + sum([len(request.prompt) for request in self._inbox])
             usage = self._usage(load.kv_usage_fraction)
-            num_pending = load.num_running + load.num_waiting + len(self._inbox)
+            num_pending = load.num_running + load.num_waiting + len(self._inbox) + self._num_held
             published = self.scheduler.pool.published
             self.last_view = make(ReplicaView, (self.name, num_pending, waiting, usage, self.is_ready, published, 0.0))
         return self.last_view
@@ -140,6 +145,18 @@ class Replica:
     def receive(self, request: Request, now: float) -> None:
         """Hand over a request. A loop that waits for a step reads it afterwards."""
         self.num_requests += 1
+        self.last_view = None
+        ready_s = now if self.shelf is None else self.shelf.ask(request.adapter, now)
+        if ready_s > now:
+            self._num_held += 1
+            self._events.post(ready_s, lambda then: self._let_in(request, then))
+            return
+        self._inbox.append(request)
+        self._look(now)
+
+    def _let_in(self, request: Request, now: float) -> None:
+        """A request whose adapter has come."""
+        self._num_held -= 1
         self.last_view = None
         self._inbox.append(request)
         self._look(now)
@@ -225,6 +242,7 @@ class Replica:
                 scheduler.limits, batch, now - start_s, is_shared=scheduler.is_shared
             )
         deltas = self.scheduler.commit(batch, output, now)
+        self.scheduler.note_step(batch, now - start_s)
         self._ledger.observe(deltas, now)
         if self.speculation is not None:
             self.speculation.take(batch, now - start_s, deltas)

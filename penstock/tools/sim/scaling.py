@@ -5,11 +5,13 @@ load.
     KV                       blocks in use, where that is limited
     predicted attainment     of the requests that wait, the share whose first token comes in time, as fast as replicas serve;
                              and the same for when a replica ordered now would serve, with the arrivals expected by then
+    recorded curve           what came at that time on the days before, when a replica ordered now would serve
 
 The largest of what these ask for counts.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
@@ -35,6 +37,8 @@ class Scaling:
     """First tokens of waiting requests are to come within this; None predicts none"""
     attainment: float = 0.95
     """Of them, the share that must"""
+    window_s: float = 0.0
+    """In so much time replicas at most double, whatever is asked for; 0 sets no bound"""
 
     def __post_init__(self) -> None:
         if not 0 <= self.min_replicas <= self.max_replicas <= 10_000 or not self.max_replicas:
@@ -50,7 +54,7 @@ class Scaling:
                 raise ConfigError(f"scaling's {name} is {getattr(self, name)}; choose a share above 0, at most 1")
         if self.ttft_s is not None and not 0.0 < self.ttft_s <= 1e6:
             raise ConfigError(f"scaling's ttft_s is {self.ttft_s}; choose seconds above 0")
-        for name, least in (("cold_start_s", 0.0), ("down_delay_s", 0.0), ("interval_s", 0.01)):
+        for name, least in (("cold_start_s", 0.0), ("down_delay_s", 0.0), ("interval_s", 0.01), ("window_s", 0.0)):
             if not least <= getattr(self, name) <= 1e6:
                 raise ConfigError(f"scaling's {name} is {getattr(self, name)}; choose {least:g} seconds or more")
 
@@ -67,8 +71,11 @@ class Pressure(NamedTuple):
     arrivals_per_s: float = 0.0
     """Requests that come now, and how much more of them come a second later; 0 where that is not known yet."""
     growth_per_s: float = 0.0
+    expected_per_s: float = 0.0
+    """Requests that a recorded curve expects a second when a replica ordered now would serve; 0 where it knows none."""
 
 
+DAY_S = 86_400
 NO_PRESSURE = Pressure()
 
 
@@ -113,8 +120,8 @@ class ServedRate:
     LEARNT = 0.3
     """Of a new rate, what counts: a moment in which many ended at once is no rate."""
 
-    def __init__(self) -> None:
-        self.per_s = 0.0
+    def __init__(self, per_s: float = 0.0) -> None:
+        self.per_s = per_s
         self._latest = 0.0
         self._last: tuple[int, float] | None = None
 
@@ -159,12 +166,57 @@ class ArrivalTrend:
         return self.per_s, self.growth_per_s
 
 
+class ArrivalCurve:
+    """Requests a second by the time of day, learnt day by day: what came this time yesterday is expected today.
+
+    A day is cut into `NUM_BINS`; of each, later days count for half of all.
+    """
+
+    NUM_BINS = 288
+    LEARNT = 0.5
+
+    def __init__(self, per_s: Sequence[float | None] = ()) -> None:
+        """`per_s`: what an earlier run has learnt; None where nothing was seen."""
+        if per_s and (len(per_s) != self.NUM_BINS or any(one is not None and not 0.0 <= one < 1e9 for one in per_s)):
+            raise ConfigError(f"a curve of arrivals has {self.NUM_BINS} rates of a day, each 0 or more, or null")
+        self.per_s: list[float | None] = list(per_s) or [None] * self.NUM_BINS
+        self._begun: tuple[int, int, float] | None = None
+        """The bin under way, counted from the epoch: its number, what had come when it began, and when that was."""
+
+    def note(self, num_arrived: int, unix_s: float) -> bool:
+        """So many have come so far; returns whether something was learnt."""
+        number = int(unix_s * self.NUM_BINS // DAY_S)
+        if self._begun is not None and self._begun[0] == number:
+            return False
+        begun, self._begun = self._begun, (number, num_arrived, unix_s)
+        if begun is None or number != begun[0] + 1:
+            return False  # begun in its middle, or not looked at for long
+        place, rate = begun[0] % self.NUM_BINS, max(num_arrived - begun[1], 0) / max(unix_s - begun[2], 1e-9)
+        before = self.per_s[place]
+        self.per_s[place] = rate if before is None else before + self.LEARNT * (rate - before)
+        return True
+
+    def at(self, unix_s: float) -> float:
+        """Of the bin it lies in and its neighbour, as near as it is to the middle of each; 0 where neither is known."""
+        place = unix_s * self.NUM_BINS / DAY_S - 0.5
+        first, share = int(place // 1), place % 1
+        known = [
+            (weight, rate)
+            for number, weight in ((first, 1.0 - share), (first + 1, share))
+            if (rate := self.per_s[number % self.NUM_BINS]) is not None
+        ]
+        total = sum(weight for weight, _ in known)
+        return sum(weight * rate for weight, rate in known) / total if total else 0.0
+
+
 class Scaler:
-    """Remembers since when fewer replicas would have sufficed."""
+    """Remembers since when fewer replicas would have sufficed, and when the last window of growth began."""
 
     def __init__(self, scaling: Scaling) -> None:
         self._scaling = scaling
         self._less_since: float | None = None
+        self._window: tuple[float, int] | None = None
+        """When it began, and how many replicas there were."""
 
     def wanted(
         self, num_now: int, num_pending: int, busy_fraction: float, now: float, pressure: Pressure = NO_PRESSURE
@@ -181,13 +233,27 @@ class Scaler:
         needed = min(max(needed, scaling.min_replicas), scaling.max_replicas)
         if needed >= num_now:
             self._less_since = None
-            return needed
+            return self._in_window(needed, num_now, now)
         if self._less_since is None:
             self._less_since = now
         if now - self._less_since < scaling.down_delay_s:
             return num_now
         self._less_since = now
         return num_now - 1
+
+    def _in_window(self, needed: int, num_now: int, now: float) -> int:
+        """A moment's rush orders no fleet: as many again as there were when the window began, at least one."""
+        window_s = self._scaling.window_s
+        if not window_s or needed == num_now:
+            return needed
+        if self._window is None or now - self._window[0] >= window_s:
+            self._window = now, num_now
+        before = self._window[1]
+        return max(min(needed, before + max(before, 1)), num_now)
+
+    @property
+    def cold_start_s(self) -> float:
+        return self._scaling.cold_start_s
 
     def learn_start(self, seconds: float) -> None:
         """A replica took so long from its order to its first request: those to come are expected to."""
@@ -198,6 +264,8 @@ class Scaler:
         scaling, needed = self._scaling, 0
         if scaling.kv_target is not None:
             needed = math.ceil(num_now * pressure.kv_fraction / scaling.kv_target - 1e-9)
+        if pressure.expected_per_s and pressure.served_per_s:
+            needed = max(needed, math.ceil(pressure.expected_per_s / (FULL * pressure.served_per_s) - 1e-9))
         if scaling.ttft_s is not None and pressure.served_per_s:
             least = num_now
             while least < scaling.max_replicas and not self._is_attained(least, pressure):

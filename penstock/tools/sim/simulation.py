@@ -12,6 +12,7 @@ from penstock.runtime.garbage import collection_paused
 from penstock.runtime.sizing import Sizing, make_scheduler, step_size
 from penstock.service.router.policy import LeastPending, Policy
 from penstock.tools.cost.cost import Cost, TimeVaryingCost
+from penstock.tools.sim.adapters import AdapterShelf, ShelfRoom
 from penstock.tools.sim.clock import EventQueue
 from penstock.tools.sim.conversation import Conversations
 from penstock.tools.sim.fast_forward import FastForwardReplica
@@ -56,6 +57,8 @@ class ReplicaReport:
     seconds: float
     """From its start to its stop."""
     history: tuple[HistorySample, ...]
+    num_adapter_loads: int = 0
+    """Adapters read because a request asked for one that was not on the device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +115,8 @@ class Fleet:
     """Requests a replica may have before the router sends it no more; with all full, it refuses."""
     seed: int = 0
     """Seed that draws when a machine has its slow moments, if its cost has any."""
+    shelf: ShelfRoom | None = None
+    """Room for adapters, where requests ask for some."""
 
     def __post_init__(self) -> None:
         if self.scaling is not None and self.split is not None:
@@ -128,6 +133,11 @@ class Fleet:
         return tuple(replace(self, seed=seed) for seed in range(NUM_MOMENTS)) if is_time_varying else (self,)
 
     def replica(self, name: str, events: EventQueue, ledger: Ledger, tracer: SimulationTracer | None = None) -> Replica:
+        made = self._replica(name, events, ledger, tracer)
+        made.shelf = None if self.shelf is None else AdapterShelf(self.shelf)
+        return made
+
+    def _replica(self, name: str, events: EventQueue, ledger: Ledger, tracer: SimulationTracer | None) -> Replica:
         scheduler = make_scheduler(self.config, self.sizing)
         joins = self.config.scheduler.batching == "continuous"
         sized = None if self.config.scheduler.tpot_target_ms is None else step_size(self.config, "cuda")
@@ -175,13 +185,13 @@ def simulate(
     # Nothing that ends during a simulation refers to itself; searching millions of live objects takes a fifth of the time.
     with collection_paused():
         later = workload.later if isinstance(workload, Workload) else {}
-        course = Course(fleet, Timelines(keep_times=keep_times), tracer, later)
+        run = SimulationRun(fleet, Timelines(keep_times=keep_times), tracer, later)
         for request in workload.requests if isinstance(workload, Workload) else workload:
-            course.arrive(request)
-        return course.finish(slo)
+            run.arrive(request)
+        return run.finish(slo)
 
 
-class Course:
+class SimulationRun:
     """One simulation under way."""
 
     def __init__(
@@ -314,4 +324,5 @@ def _report(member: Member, end_s: float) -> ReplicaReport:
         num_blocks=replica.scheduler.limits.num_blocks,
         seconds=seconds,
         history=tuple(history.samples),
+        num_adapter_loads=0 if replica.shelf is None else replica.shelf.num_loads,
     )

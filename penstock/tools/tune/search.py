@@ -49,7 +49,7 @@ class Ranked(NamedTuple):
     setting: Setting
     score: Score
     num_loads: int
-    """That it was simulated with: scores of as many can be compared."""
+    """Requests that it was simulated with: scores of as many can be compared."""
 
 
 FleetMaker = Callable[[Setting], Fleet]

@@ -36,7 +36,7 @@ class Contest:
 
     @property
     def remaining(self) -> tuple[str, ...]:
-        """Those that are not excluded: chance may still have hidden that they are better."""
+        """Settings that are not excluded: chance may still have hidden that they are better."""
         return tuple(name for name in self.contenders if not self._is_lost(name))
 
     @property
@@ -47,7 +47,7 @@ class Contest:
 
     @property
     def is_over(self) -> bool:
-        """Nobody is left, or somebody has won and nobody left could be better still."""
+        """No setting is left, or one has won and none left could be better still."""
         remaining, winner = self.remaining, self.winner
         if not remaining:
             return True

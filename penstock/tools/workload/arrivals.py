@@ -15,7 +15,7 @@ class Arrivals(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class AtOnce:
-    """Everybody at time zero: an offline job."""
+    """All requests at time zero: an offline job."""
 
     def times(self, count: int, random: Random) -> list[float]:
         return [0.0] * count

@@ -131,6 +131,7 @@ class Outline(NamedTuple):
     session: int | None = None
     tenant: str = ""
     priority: int = 0
+    adapter: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +144,8 @@ class People:
     """Share of the requests with priority 1; the others have 0."""
     num_sessions: int = 0
     """Sessions that requests belong to; those of one begin with the same shared prefix. 0: one for each conversation."""
+    adapters: tuple[float, ...] = ()
+    """Share of the requests that ask for each adapter; none asks for one if there are none."""
 
     def __post_init__(self) -> None:
         if any(not 0.0 < share < math.inf for share in self.tenants) or len(self.tenants) > 10_000:
@@ -157,6 +160,12 @@ class People:
             return ""
         (number,) = random.choices(range(len(self.tenants)), self.tenants)
         return f"tenant {number + 1}"
+
+    def chosen(self, count: int, random: Random) -> list[str]:
+        """Adapters of so many requests."""
+        if not self.adapters:
+            return [""] * count
+        return [f"adapter {number}" for number in random.choices(range(len(self.adapters)), self.adapters, k=count)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +244,7 @@ class Recipe:
                     priority=outline.priority,
                     tenant=outline.tenant,
                     session="" if outline.session is None else f"session {outline.session}",
+                    adapter=outline.adapter,
                 )
             )
             if outline.later:
@@ -253,7 +263,8 @@ class Recipe:
         turn_random = Random(f"{seed} turns")
         num_later = self.conversation.num_turns - 1 if self.conversation else 0
         people = self.people
-        for number, arrival_s in enumerate(times):
+        adapters = people.chosen(self.num_requests, Random(f"{seed} adapters"))
+        for number, (arrival_s, adapter) in enumerate(zip(times, adapters)):
             prefix = None
             if self.prefix and prefix_random.random() < self.prefix.fraction:
                 prefix = prefix_random.choice(range(self.prefix.num_prefixes))
@@ -266,7 +277,7 @@ class Recipe:
             later = [(self.prompts.draw(turn_random), self.answers.draw(turn_random)) for _ in range(num_later)]
             tenant = people.tenant(people_random)
             priority = int(people.urgent_fraction > 0.0 and people_random.random() < people.urgent_fraction)
-            yield Outline(arrival_s, prefix, own, answer, tuple(later), session, tenant, priority)
+            yield Outline(arrival_s, prefix, own, answer, tuple(later), session, tenant, priority, adapter)
 
     def _shared_prefixes(self, random: Random) -> list[tuple[int, ...]]:
         if self.prefix is None:

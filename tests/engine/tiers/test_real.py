@@ -67,3 +67,16 @@ def test_another_format_hits_nothing(expected: list[list[int]], tmp_path: Path) 
 def test_tiers_need_prefixes(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="keep cached prefixes"):
         LLM("default", kv_disk=str(tmp_path), prefix_caching=False)
+
+
+@pytest.mark.slow
+def test_runners_read_each_others_records(expected: list[list[int]], tmp_path: Path) -> None:
+    """Native steps have their own order of a block; plain torch steps find their records all the same, and the other way."""
+    settings = {"num_blocks": BLOCKS, "kv_disk": str(tmp_path), "speculate": "off"}
+    with LLM("default", **settings) as llm:
+        answers(llm, rounds=2)
+    with LLM("default", dtype="bfloat16", **settings) as llm:
+        alike = sum(one[0] == other[0] for one, other in zip(answers(llm), expected, strict=True))
+        assert llm.engine.tiers.counts.loaded_blocks >= 5 * 15
+        assert llm.engine.tiers.counts.faults == 0
+        assert alike >= 4, "rounding differs between runners, words hardly"

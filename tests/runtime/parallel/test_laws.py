@@ -15,7 +15,7 @@ from penstock.runtime.execution.eager.runner import ModelRunner
 from penstock.runtime.execution.parallel.runner import LeadingRunner
 from penstock.runtime.models.ranks import Ranks
 from tests.engine.answers import LIMITS, Clock, drain, make_request
-from tests.engine.masked import VOCAB_SIZE, matching
+from tests.engine.masked import VOCAB_SIZE, grammar_state
 from tests.models.tiny import DECODERS, llama
 from tests.runtime.driving import BLOCK_SIZE, Driver, Text, prompts
 from tests.runtime.parallel.test_split import whole_model
@@ -115,7 +115,7 @@ def test_answers_are_held_to_their_grammars_as_by_one(ranks: Ranks, tmp_path: Pa
             max_context=SHAPE.max_context,
             max_sequences=SHAPE.max_sequences,
         )
-        engine = Engine(Scheduler(limits), runner, Clock(), depth=depth, matching=matching())
+        engine = Engine(Scheduler(limits), runner, Clock(), depth=depth, grammar_state=grammar_state())
         for number, form in enumerate(FORMS):
             engine.submit(make_request(number, (5, 6, number + 1), max_tokens=40, seed=number, n=2, **form))
         return {key: answer.tokens for key, answer in drain(engine).items()}

@@ -103,7 +103,7 @@ def test_a_rank_that_is_lost_ends_the_step() -> None:
     class Gone:
         index, count = 0, 2
 
-        def add(self, x: torch.Tensor) -> None:
+        def all_reduce(self, x: torch.Tensor) -> None:
             raise RankLostError("it is gone")
 
     world = World.__new__(World)

@@ -15,7 +15,7 @@ from penstock.runtime.execution.parallel.frames import encode_step
 from penstock.runtime.execution.parallel.part import ModelPart, rank_runner
 from penstock.runtime.execution.parallel.runner import LeadingRunner, follow
 from penstock.runtime.execution.parallel.stage import StagedDecoder
-from penstock.runtime.execution.parallel.world import Meeting, World, open_store
+from penstock.runtime.execution.parallel.world import Rendezvous, World, open_store
 from penstock.runtime.files import ModelFiles
 from penstock.runtime.layers.decoder import Decoder
 from penstock.runtime.models.ranks import Ranks
@@ -30,10 +30,10 @@ def in_ranks(ranks: Ranks, body: Callable[[World], R], *, shares_memory: bool = 
     store = open_store(HOST, 0, is_host=True)
     all_done = threading.Barrier(ranks.num_ranks)
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(ranks.num_ranks) as pool:
-        meeting = Meeting(HOST, store.port, folder=folder if shares_memory else None, step_s=30.0)
+        rendezvous = Rendezvous(HOST, store.port, folder=folder if shares_memory else None, step_s=30.0)
 
         def run(rank: int) -> R:
-            with closing(World(ranks.place(rank), meeting, CPU, store if rank == 0 else None)) as world:
+            with closing(World(ranks.place(rank), rendezvous, CPU, store if rank == 0 else None)) as world:
                 try:
                     result = body(world)
                 except BaseException:
@@ -67,7 +67,7 @@ def lead(ranks: Ranks, folder: Path, arena: tuple[int, int, int, int], body: Cal
         try:
             return body(LeadingRunner(runner, world, ModelFiles(str(folder), folder).spec.vocab_size))
         finally:
-            world.announce(encode_step(None))
+            world.broadcast(encode_step(None))
 
     result, *_ = in_ranks(ranks, run)
     assert result is not None

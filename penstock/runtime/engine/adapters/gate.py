@@ -26,6 +26,9 @@ class AdapterHost(Protocol):
     @property
     def num_slots(self) -> int: ...
 
+    def expect(self, path: str) -> None:
+        """A path is about to be read, here and wherever else parts of the model are."""
+
     def read(self, path: str) -> Any:
         """An adapter with `digest`, `rank`, `num_bytes` and `base`; from any thread. Raises PenstockError if it is refused."""
 
@@ -233,6 +236,7 @@ class AdapterGate:
         if entry.is_reading:
             return
         entry.is_reading = True
+        self._host.expect(entry.path)
         if self._executor is None:
             self._report(self._reading(entry.path))
         else:
@@ -247,7 +251,7 @@ class AdapterGate:
             return AdapterRead(path, None, f"the adapter could not be read: {type(error).__name__}: {error}", True)
 
     def _let_in(self, entry: Entry) -> Entrance:
-        """Those that wait for a path whose adapter was read, if it lies in a slot that takes new requests or there is one."""
+        """Requests for an adapter that was read, if it lies in a slot that takes new requests or a slot is free."""
         resident = self._residents.get(entry.adapter.digest)
         if resident is not None and not resident.is_draining:
             return self._enter(entry, resident)

@@ -7,8 +7,8 @@ from penstock.runtime.core.inspection import NO_PREFIX
 from penstock.runtime.engine.adapters.gate import AdapterCounts, AdapterFacts
 from penstock.runtime.engine.client.client import EngineClient
 from penstock.runtime.engine.client.requests import GONE, SHUTTING_DOWN
+from penstock.runtime.engine.grammar_state import GrammarCounts, GrammarTime
 from penstock.runtime.engine.machine import Facts, Vector
-from penstock.runtime.engine.matching import GrammarTime, MatchingCounts
 from penstock.runtime.engine.observer import EngineView, StepView
 from penstock.runtime.engine.stream import DeltaStream, folded
 from penstock.runtime.engine.wire import BlocksChanged, StepReport
@@ -24,8 +24,8 @@ __all__ = [
     "EngineClient",
     "EngineView",
     "Facts",
+    "GrammarCounts",
     "GrammarTime",
-    "MatchingCounts",
     "StepReport",
     "StepView",
     "Vector",

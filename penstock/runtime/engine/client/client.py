@@ -72,7 +72,7 @@ class EngineClient:
         self.load = IDLE
         self.num_steps = 0
         self.num_restarts = 0
-        self.num_stumbles = 0
+        self.num_supervision_faults = 0
         """Faults of supervision itself, each caught where it happened."""
         self.on_step: OnStep | None = None
         """Called with every step before its readers are: metrics listen here."""
@@ -275,11 +275,11 @@ class EngineClient:
                 except PenstockError as error:
                     LOGGER.warning("%s; it is dropped", error)
                     continue
-                self._pulse.hear(time.monotonic())
+                self._pulse.report(time.monotonic())
                 try:
                     self._take_in(report, child, is_last=number == len(frames))
                 except Exception:  # a fault of a listener: the engine must still be heard
-                    self._stumbled("a report could not be taken in")
+                    self._count_fault("a report could not be taken in")
             self._requests.release(self._pulse.heard_s)
             await asyncio.sleep(0)  # frames that wait already must not keep the event loop from other tasks
 
@@ -355,7 +355,7 @@ class EngineClient:
                     child.kill()
                     return
             except Exception:
-                self._stumbled("the watch over the engine stumbled")
+                self._count_fault("the watch over the engine failed")
 
     async def _is_hung(self) -> bool:
         """Look again after a moment."""
@@ -366,10 +366,10 @@ class EngineClient:
             self._pulse.forgive(late)
         return self.is_ready and self._pulse.is_hung(time.monotonic())
 
-    def _stumbled(self, what: str) -> None:
+    def _count_fault(self, what: str) -> None:
         """Supervision never ends for a fault of its own."""
-        self.num_stumbles += 1
-        LOGGER.exception("%s (%d so far)", what, self.num_stumbles)
+        self.num_supervision_faults += 1
+        LOGGER.exception("%s (%d so far)", what, self.num_supervision_faults)
 
     def _bury(self, status: int) -> None:
         """The process is gone: end what cannot be resumed, keep the rest for its successor."""
@@ -379,7 +379,7 @@ class EngineClient:
         if self._is_stopping:
             ends = self._requests.end_all(SHUTTING_DOWN, time.monotonic())
         else:
-            ends = self._requests.bury(time.monotonic())
+            ends = self._requests.end_unresumable(time.monotonic())
             num_ended = len({delta.request_id for delta in ends})
             message = "the engine ended, %s: %d requests end with it, %d wait for the next"
             words = f" ({self._last_words.message})" if self._last_words is not None else ""

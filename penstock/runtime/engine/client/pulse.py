@@ -20,7 +20,7 @@ class Pulse:
         self.heard_s = self._moved_s = now
         self._num_loops = 0
 
-    def hear(self, now: float) -> None:
+    def report(self, now: float) -> None:
         self.heard_s = now
 
     def move(self, now: float) -> None:

@@ -28,9 +28,9 @@ class OpenRequests:
         self._streams: dict[int, DeltaStream] = {}
         self._held: list[DeltaStream] = []
         """Streams whose news wait for those of the frames that follow."""
-        self._suspects: deque[DeltaStream] = deque()
+        self._to_retry_alone: deque[DeltaStream] = deque()
         """Requests that saw two engines die: given to the next engine one by one."""
-        self._suspect: DeltaStream | None = None
+        self._retried_alone: DeltaStream | None = None
         """The one of them that the engine has now."""
 
     def __len__(self) -> int:
@@ -49,20 +49,20 @@ class OpenRequests:
         self._send(Submit(stream.request))
 
     def give_all(self) -> None:
-        """A new engine is ready: it is given all that waits, suspects one by one."""
+        """A new engine is ready: it is given all that waits, those that two engines died with one by one."""
         waiting = self.streams
-        self._suspects = deque(stream for stream in waiting if stream.num_sent >= MAX_SENT - 1)
+        self._to_retry_alone = deque(stream for stream in waiting if stream.num_sent >= MAX_SENT - 1)
         for stream in waiting:
             if stream.num_sent < MAX_SENT - 1:
                 self.give(stream)
-        self._give_suspect()
+        self._retry_next_alone()
 
     def cancel(self, request_id: int) -> None:
         """Forget a request, wherever it is; what still arrives for it is dropped."""
         stream = self._streams.pop(request_id, None)
         if stream is not None:
             self._send(Cancel(request_id))
-            self._acquit(stream)
+            self._answered_alone(stream)
 
     def cancel_choice(self, request_id: int, choice: int) -> None:
         if request_id in self._streams:
@@ -78,8 +78,8 @@ class OpenRequests:
             stream = streams.get(delta.request_id)
             if stream is None:
                 continue  # cancelled while this was in flight
-            if stream is self._suspect:
-                self._acquit(stream)
+            if stream is self._retried_alone:
+                self._answered_alone(stream)
             if delta.prefix is not None and stream.is_started and stream.request.resumed:
                 delta = delta._replace(prefix=None)  # reported already, by another engine
             if is_last:
@@ -96,10 +96,10 @@ class OpenRequests:
             stream.release(now)
         self._held.clear()
 
-    def bury(self, now: float) -> tuple[Delta, ...]:
+    def end_unresumable(self, now: float) -> tuple[Delta, ...]:
         """The engine is gone: end what no other can continue, and keep the rest for its successor. Returns the ends."""
-        self._suspect = None
-        self._suspects.clear()
+        self._retried_alone = None
+        self._to_retry_alone.clear()
         ending = [
             stream
             for stream in self._streams.values()
@@ -127,15 +127,15 @@ class OpenRequests:
             self._streams.pop(number, None)
         return tuple(deltas)
 
-    def _give_suspect(self) -> None:
-        self._suspect = None
-        while self._suspects:
-            stream = self._suspects.popleft()
+    def _retry_next_alone(self) -> None:
+        self._retried_alone = None
+        while self._to_retry_alone:
+            stream = self._to_retry_alone.popleft()
             if stream.request.request_id in self._streams:
-                self._suspect = stream
+                self._retried_alone = stream
                 self.give(stream)
                 return
 
-    def _acquit(self, stream: DeltaStream) -> None:
-        if stream is self._suspect:
-            self._give_suspect()
+    def _answered_alone(self, stream: DeltaStream) -> None:
+        if stream is self._retried_alone:
+            self._retry_next_alone()

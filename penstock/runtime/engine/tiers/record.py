@@ -2,8 +2,8 @@
 
     | magic 4 | crc 4 | key 16 | hash 16 | tokens' bytes 4 | KV bytes 4 | tokens | KV of all layers |
 
-The key names the content *and* the format, so a changed model, number type or block size cannot be hit. The checksum is over
-all that follows it. A record that is not what was asked for is a miss, never an answer.
+The key names the content *and* the format, so a changed model, number type or block size cannot be hit. The checksum, CRC-32
+of the standard library, is over all that follows it. A record that is not what was asked for is a miss, never an answer.
 """
 
 import struct
@@ -11,14 +11,16 @@ import zlib
 from hashlib import blake2b
 from typing import NamedTuple
 
-MAGIC = b"PKV1"
+MAGIC = b"PKV2"
+RECORD_ORDER = "layer, keys then values then scales, position, kv head, number"
+"""Of the numbers in a record, whatever the order that a runner has them in."""
 HEAD = struct.Struct("<4sI16s16sII")
 DIGEST_BYTES = 16
 _CHECKED_FROM = 8
 
 
 class KVRecord(NamedTuple):
-    """A block's tokens, packed, and its keys and values in the runner's own order."""
+    """A block's tokens, packed, and its keys and values in the order of every record."""
 
     hash: bytes
     tokens: bytes

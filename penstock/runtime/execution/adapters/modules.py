@@ -1,9 +1,14 @@
-"""Adapters of a decoder made of torch modules: its sublayers swapped, matrices side by side, slot by slot.
+"""Adapters of a decoder made of torch modules: its sublayers swapped, a run of memory for every slot.
 
-Buffers grow with the ranks that come; where one moves, what was recorded with it is recorded again (`epoch`).
+    numbers   | slot 1: A B of a linear, A B of the next ...    | slot 2 ...
+    places      [slots, linears, 4]: where in a slot a linear finds its own
+
+Both are as large as they will ever be and stay where they are: what was recorded with them stays valid. Memory that was never
+written to is not taken from a CPU.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -11,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from penstock.errors import ModelFileError
-from penstock.runtime.execution.adapters.prepare import like_of, prepared
-from penstock.runtime.execution.load.adapters import TABLES, Adapter
+from penstock.errors import ConfigError, ModelFileError
+from penstock.runtime.execution.adapters.prepare import PreparedAdapter, like_of, pack, rounded_rank, scaled_parts
+from penstock.runtime.execution.load.adapters import MAX_RANK, TABLES, Adapter, check_uncut
 from penstock.runtime.execution.load.low_rank import LowRank
 from penstock.runtime.layers.adapted.linear import LoraLinear
 from penstock.runtime.layers.adapted.mixture import ExpertChange, LoraMixture
@@ -21,33 +26,54 @@ from penstock.runtime.layers.adapted.step import AdapterStep
 from penstock.runtime.layers.adapted.table import LoraTable
 from penstock.runtime.layers.decoder import Decoder
 from penstock.runtime.layers.moe import MixtureOfExperts
-from penstock.runtime.layers.parallel import NormedProjection, SummedLinear, VocabularyScores
+from penstock.runtime.layers.parallel import NormedProjection, StageInput, SummedLinear, VocabularyScores
 from penstock.runtime.models.adapters import base_recipes, matrix_shape
 from penstock.runtime.models.sharding import ModelShard, shard_recipes
 from penstock.runtime.models.spec import ModelSpec
 from penstock.runtime.models.weights import Stack
-
-LEAST_RANK = 8
-"""Ranks are rounded up to powers of two from here on."""
+from penstock.runtime.ops.lora import LoraBank, is_even
 
 
 class ModuleBank:
-    """Adapters of a decoder made of torch modules: matrices side by side, slot by slot."""
+    """Adapters of a decoder made of torch modules."""
 
     def __init__(
-        self, model: Decoder, spec: ModelSpec, step: AdapterStep, num_slots: int, shard: ModelShard | None = None
+        self,
+        model: Decoder,
+        spec: ModelSpec,
+        step: AdapterStep,
+        num_slots: int,
+        max_rank: int = MAX_RANK,
+        shard: ModelShard | None = None,
     ) -> None:
         """Swaps the model's sublayers, in place; `spec` is that of the whole model."""
-        self.epoch = 0
-        self._num_slots = num_slots
         self._linears: dict[str, LoraLinear] = {}
         self._tables: dict[str, LoraTable] = {}
         self._mixtures: dict[str, LoraMixture] = {}
-        self._touched: dict[int, set[str]] = {}
         self._unplain: set[int] = set()
-        self._swap(model, spec, step, shard)
+        self._is_cut = shard is not None and shard.place.ranks.tensor > 1
+        self._rank = rounded_rank(max_rank)
+        room = self._swap(model, spec, step, shard)
+        self._like = like_of(next(iter(self._linears.values())).linear)
+        device = self._like.device
+        self._side = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        if self._side is not None and not all(is_even(linear.sizes) for linear in self._linears.values()):
+            raise ConfigError(
+                "adapters are not served on a GPU over heads that are no multiple of 16 wide; leave them out"
+            )
+        outputs = sum(sum(linear.sizes) for linear in self._linears.values())
+        self._numbers = torch.empty((num_slots, room), dtype=self._like.dtype, device=device)
+        self._places = torch.zeros((num_slots + 1, len(self._linears), 4), dtype=torch.int32, device=device)
+        self._factors = torch.empty((num_slots + 1, outputs), device=device)
+        first = 0
+        for number, linear in enumerate(self._linears.values()):
+            factors = self._factors[:, first : first + sum(linear.sizes)]
+            linear.bank = LoraBank(self._numbers, self._places[:, number], factors, self._rank)
+            first += sum(linear.sizes)
 
-    def _swap(self, model: Decoder, spec: ModelSpec, step: AdapterStep, shard: ModelShard | None) -> None:
+    def _swap(self, model: Decoder, spec: ModelSpec, step: AdapterStep, shard: ModelShard | None) -> int:
+        """How many numbers a slot holds."""
+        room = 0
         recipes = base_recipes(spec)
         recipes = recipes if shard is None else shard_recipes(recipes, shard)
         own = spec if shard is None else shard.spec
@@ -56,102 +82,68 @@ class ModuleBank:
             if shape is None or isinstance(recipe, Stack) or path in TABLES:
                 continue
             self._linears[path] = _replaced(model, path, partial(LoraLinear, sizes=shape.rows, step=step))
+            room += self._rank * (len(shape.rows) * shape.columns + sum(shape.rows))
         for path, module in list(model.named_modules()):
             if isinstance(module, MixtureOfExperts):
                 self._mixtures[path] = _replaced(model, path, partial(LoraMixture, step=step))
         for table in TABLES:
-            if table == "embedding" or model.output is not None:
+            there = getattr(model, table)
+            if there is not None and not isinstance(there, StageInput):
                 self._tables[table] = _replaced(model, table, partial(LoraTable, step=step))
-        if model.output is None:
+        if model.output is None and "embedding" in self._tables:
             self._tables["output"] = self._tables["embedding"]
+        return room
 
     def is_plain(self, slot: int) -> bool:
         return slot not in self._unplain
 
     @torch.inference_mode()
-    def prepare(self, adapter: Adapter) -> Adapter:
+    def prepare(self, adapter: Adapter) -> PreparedAdapter:
+        """On a GPU beside the steps, which it does not wait for."""
+        with nullcontext() if self._side is None else torch.cuda.stream(self._side):
+            return self._prepared(adapter)
+
+    def _prepared(self, adapter: Adapter) -> PreparedAdapter:
         for name in adapter.experts:
             if name.rpartition(".experts")[0] not in self._mixtures:
                 raise ModelFileError("adapters of experts that are dealt out to ranks are not served")
-        changes: dict[str, tuple[LowRank | None, ...]] = {}
-        for name, parts in adapter.changes.items():
-            module = self._tables[name].table if name in TABLES else self._linears[name].linear
-            changes[name] = tuple(None if part is None else prepared(module, part) for part in parts)
-        return replace(adapter, changes=changes)
+        if self._is_cut:
+            check_uncut(adapter)
+        changes = dict(adapter.changes)
+        for name in changes.keys() & self._tables.keys():
+            changes[name] = scaled_parts(self._tables[name], changes[name])
+        return pack(replace(adapter, changes=changes), self._linears, self._rank, self._like)
 
-    def put(self, slot: int, adapter: Adapter) -> None:
-        self._touched[slot] = set()
+    def put(self, slot: int, prepared: PreparedAdapter) -> None:
+        self._numbers[slot - 1, : len(prepared.numbers)].copy_(prepared.numbers, non_blocking=True)
+        if prepared.factors is not None:
+            self._factors[slot].copy_(prepared.factors, non_blocking=True)
+        self._places[slot].copy_(prepared.places, non_blocking=True)
+        adapter = prepared.adapter
         for name, changes in adapter.changes.items():
-            if name in TABLES:
-                self._put_table(slot, name, changes[0])
-            else:
-                self._put_linear(slot, self._linears[name], changes)
-                self._touched[slot].add(name)
+            self._put_table(slot, name, changes[0])
         for name, values in adapter.tables.items():
             self._put_whole(slot, name, values)
         self._put_experts(slot, adapter)
-        if adapter.tables or adapter.experts or any(name in adapter.changes for name in TABLES):
+        if adapter.tables or adapter.experts or adapter.changes:
             self._unplain.add(slot)
 
     def clear(self, slot: int) -> None:
-        for name in self._touched.pop(slot, ()):
-            linear = self._linears[name]
-            if linear.a is not None and linear.b is not None:
-                linear.a[slot].zero_()
-                linear.b[slot].zero_()
-            if linear.factors is not None:
-                linear.factors[slot].fill_(1.0)
+        self._places[slot].zero_()
         for table in self._tables.values():
             table.forget(slot)
         for mixture in self._mixtures.values():
             mixture.changes.pop(slot, None)
         self._unplain.discard(slot)
 
-    def _put_linear(self, slot: int, linear: LoraLinear, changes: tuple[LowRank | None, ...]) -> None:
-        given = [change for change in changes if change is not None]
-        like = like_of(linear.linear)
-        rank, columns = max(change.rank for change in given), given[0].right.shape[1]
-        a, b = self._room(linear, rank, columns, like)
-        rank, first = b.shape[2], 0
-        for number, (change, size) in enumerate(zip(changes, linear.sizes, strict=True)):
-            if change is not None:
-                if change.scales is not None:
-                    self._factors(linear, like)[slot, first : first + size].copy_(change.scales, non_blocking=True)
-                a[slot, number * rank : number * rank + change.rank].copy_(change.right, non_blocking=True)
-                b[slot, first : first + size, : change.rank].copy_(change.left, non_blocking=True)
-            first += size
-
-    def _room(self, linear: LoraLinear, rank: int, columns: int, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Buffers of the sublayer that hold such a rank; zeros where nothing was laid."""
-        rank = max(LEAST_RANK, 1 << (rank - 1).bit_length())
-        parts, old_a, old_b = len(linear.sizes), linear.a, linear.b
-        if old_a is not None and old_b is not None and old_b.shape[2] >= rank:
-            return old_a, old_b
-        self.epoch += 1
-        count = self._num_slots + 1
-        a = torch.zeros((count, parts, rank, columns), dtype=like.dtype, device=like.device)
-        b = torch.zeros((count, sum(linear.sizes), rank), dtype=like.dtype, device=like.device)
-        if old_a is not None and old_b is not None:
-            a[:, :, : old_b.shape[2]] = old_a.view(count, parts, old_b.shape[2], columns)
-            b[:, :, : old_b.shape[2]] = old_b
-        linear.a, linear.b = a.view(count, parts * rank, columns), b
-        return linear.a, linear.b
-
-    def _factors(self, linear: LoraLinear, like: Tensor) -> Tensor:
-        if linear.factors is None:
-            self.epoch += 1
-            shape = (self._num_slots + 1, sum(linear.sizes))
-            linear.factors = torch.ones(shape, dtype=like.dtype, device=like.device)
-        return linear.factors
-
     def _put_table(self, slot: int, name: str, change: LowRank | None) -> None:
         if change is None:
             return
         table = self._tables[name]
-        device = like_of(table.table).device
+        like = like_of(table.table)
         if change.scales is not None:
-            table.factors[slot] = change.scales.to(device)
-        pair = change.left.to(device), change.right.to(device)
+            table.factors[slot] = change.scales.to(like.device)
+        pair = change.left.to(like.device, like.dtype), change.right.to(like.device, like.dtype)
         (table.lookups if name == "embedding" else table.outputs)[slot] = pair
 
     def _put_whole(self, slot: int, name: str, values: Tensor) -> None:

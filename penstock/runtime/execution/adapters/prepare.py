@@ -1,13 +1,120 @@
-"""An adapter's numbers made ready for the sublayer they go to, before there is a slot for them."""
+"""An adapter's numbers made ready for the sublayers they go to, before there is a slot for them.
 
-from collections.abc import Iterator
+They lie as they will on the device, one behind another, so that a slot is filled by one copy.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
+from penstock.errors import ModelFileError
+from penstock.runtime.execution.load.adapters import TABLES, Adapter
 from penstock.runtime.execution.load.low_rank import LowRank
+from penstock.runtime.layers.adapted.linear import LoraLinear
+from penstock.runtime.layers.adapted.table import LoraTable
+from penstock.runtime.ops.lora import RANK_STEP
 
 IDENTITY_ROWS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedAdapter:
+    """What a slot is filled with."""
+
+    adapter: Adapter
+    """What of it lies in no slot's memory: tables and experts, and changes of tables."""
+    rank: int
+    numbers: Tensor
+    """[numbers]: of every linear it changes A and B, in the model's own numbers."""
+    places: Tensor
+    """int32 [linears, 4], as `LoraBank` has them."""
+    factors: Tensor | None
+    """float32 [outputs of all linears], where it is a DoRA."""
+
+    @property
+    def digest(self) -> str:
+        return self.adapter.digest
+
+    @property
+    def path(self) -> str:
+        return self.adapter.path
+
+    @property
+    def base(self) -> str:
+        return self.adapter.base
+
+    @property
+    def num_bytes(self) -> int:
+        return self.numbers.nbytes + self.adapter.num_bytes
+
+
+def rounded_rank(rank: int) -> int:
+    return -(-rank // RANK_STEP) * RANK_STEP
+
+
+def pack(adapter: Adapter, linears: Mapping[str, LoraLinear], most_rank: int, like: Tensor) -> PreparedAdapter:
+    """In numbers like one of the model's, in memory a GPU can read by itself; DoRA's scales as factors of plain products."""
+    is_pinned = like.device.type == "cuda"
+    places = torch.zeros((len(linears), 4), dtype=torch.int32)
+    changed = {name: parts for name, parts in adapter.changes.items() if name not in TABLES}
+    total = sum(_num_numbers(parts, linears[name].sizes) for name, parts in changed.items())
+    numbers = torch.zeros(total, dtype=like.dtype, pin_memory=is_pinned)
+    has_factors = any(part is not None and part.scales is not None for parts in changed.values() for part in parts)
+    factors = torch.ones(sum(sum(linear.sizes) for linear in linears.values())) if has_factors else None
+    at = first = 0
+    for number, (name, linear) in enumerate(linears.items()):
+        outputs = sum(linear.sizes)
+        if name in changed:
+            parts = scaled_parts(linear, changed[name])
+            rank = _rank(parts)
+            if rank > most_rank:
+                raise ModelFileError(f"{name} is changed by rank {rank}; at most {most_rank} (--max-adapter-rank)")
+            is_scaled = any(part is not None and part.scales is not None for part in parts)
+            end = at + _num_numbers(parts, linear.sizes)
+            at_b = end - rank * outputs
+            places[number] = torch.tensor([rank, at, at_b, is_scaled])
+            _lay(parts, linear.sizes, numbers[at:at_b], numbers[at_b:end].view(rank, outputs))
+            if factors is not None:
+                for part in parts:
+                    if part is not None and part.scales is not None:
+                        factors[first + part.first : first + part.rows.stop] = part.scales
+            at = end
+        first += outputs
+    if is_pinned:
+        places, factors = places.pin_memory(), None if factors is None else factors.pin_memory()
+    rest = replace(adapter, changes={name: parts for name, parts in adapter.changes.items() if name in TABLES})
+    return PreparedAdapter(rest, adapter.rank, numbers, places, factors)
+
+
+def scaled_parts(matrix: LoraLinear | LoraTable, parts: Sequence[LowRank | None]) -> tuple[LowRank | None, ...]:
+    """Of one matrix; the squares of its rows are found once."""
+    scales = [part for part in parts if part is not None and part.scales is not None]
+    if not scales:
+        return tuple(parts)
+    plain = matrix.linear if isinstance(matrix, LoraLinear) else matrix.table
+    if matrix.squares is None:
+        matrix.squares = row_squares(plain, scales[0].right.shape[1])
+    return tuple(None if part is None else scaled(plain, part, matrix.squares) for part in parts)
+
+
+def _rank(parts: Sequence[LowRank | None]) -> int:
+    return rounded_rank(max(part.rank for part in parts if part is not None))
+
+
+def _num_numbers(parts: Sequence[LowRank | None], sizes: Sequence[int]) -> int:
+    columns = next(part.right.shape[1] for part in parts if part is not None)
+    return _rank(parts) * (len(sizes) * columns + sum(sizes))
+
+
+def _lay(parts: Sequence[LowRank | None], sizes: Sequence[int], a: Tensor, b: Tensor) -> None:
+    rows, first = a.view(len(sizes), len(b), -1), 0
+    for number, (part, size) in enumerate(zip(parts, sizes, strict=True)):
+        if part is not None:
+            rows[number, : part.rank] = part.right
+            b[: part.rank, first : first + size] = part.left.t()
+        first += size
 
 
 def like_of(module: nn.Module) -> Tensor:
@@ -22,42 +129,39 @@ def like_of(module: nn.Module) -> Tensor:
     return torch.empty(0, dtype=dtype, device=device)
 
 
-def prepared(module: nn.Module, change: LowRank) -> LowRank:
-    """In the module's own numbers, in memory a GPU can read by itself; a DoRA's scales as factors of the plain product."""
-    like, left, scales = like_of(module), change.left, change.scales
-    if scales is not None:
-        scales = scales / _norms(module, change, change.first, len(left)).cpu()
-        left = left * scales[:, None]
-    placed = [part if part is None else part.to(like.dtype).contiguous() for part in (left, change.right, scales)]
-    if like.device.type == "cuda":
-        placed = [part if part is None else part.pin_memory() for part in placed]
-    return LowRank(placed[0], placed[1], change.first, placed[2])  # type: ignore[arg-type]
+def scaled(module: nn.Module, change: LowRank, squares: Tensor) -> LowRank:
+    """A DoRA's magnitudes become factors of the plain product, which count for what is added too.
 
-
-def _norms(module: nn.Module, change: LowRank, first: int, size: int) -> Tensor:
-    """Lengths of the rows of W + BA, from what the sublayer makes of few rows: W itself may be packed.
-
-    |w + ba|^2 = |w|^2 + 2 b (A w) + b (A A^T) b
+    `squares` are those of the matrix's rows. |w + ba|^2 = |w|^2 + 2 b (A w) + b (A A^T) b
     """
-    like, columns = like_of(module), change.right.shape[1]
-    squares = sum(
-        part.float().square().sum(0) for part in _images(module, torch.eye(columns, device=like.device), first, size)
-    )
-    right, left = change.right.to(like.device), change.left.to(like.device)
-    crossed = torch.cat(list(_images(module, right, first, size)))
-    inner = right.float() @ right.float().t()
-    total = squares + 2 * (left * crossed.t().float()).sum(1) + ((left @ inner) * left).sum(1)
-    return total.clamp(min=1e-12).sqrt()
+    if change.scales is None:
+        return change
+    left, right = change.left.to(squares.device), change.right.to(squares.device)
+    rows = slice(change.first, change.rows.stop)
+    crossed = torch.cat([part[:, rows] for part in _images(module, right)])
+    inner = right @ right.t()
+    total = squares[rows] + 2 * (left * crossed.t()).sum(1) + ((left @ inner) * left).sum(1)
+    factors = change.scales / total.clamp(min=1e-12).sqrt().cpu()
+    return LowRank(change.left * factors[:, None], change.right, change.first, factors)
 
 
-def _images(module: nn.Module, rows: Tensor, first: int, size: int) -> Iterator[Tensor]:
+def row_squares(module: nn.Module, columns: int) -> Tensor:
+    """The squared length of every row of a matrix, which may be packed: then from what it makes of one input at a time."""
+    weight = getattr(module, "weight", None)
+    if isinstance(weight, Tensor):
+        return torch.cat([part.float().square().sum(1) for part in torch.split(weight, IDENTITY_ROWS)])
+    inputs = torch.eye(columns, device=like_of(module).device)
+    return torch.stack([part.square().sum(0) for part in _images(module, inputs)]).sum(0)
+
+
+def _images(module: nn.Module, rows: Tensor) -> Iterator[Tensor]:
     """What the matrix makes of some rows, without a bias."""
     dtype = like_of(module).dtype
     weight = getattr(module, "weight", None)
     bias = getattr(module, "bias", None)
     for part in torch.split(rows, IDENTITY_ROWS):
         if isinstance(weight, Tensor):
-            yield part.float() @ weight[first : first + size].float().t()
+            yield (part.to(weight.dtype) @ weight.t()).float() if weight.is_cuda else part @ weight.float().t()
         else:
             made = module.scores(part.to(dtype)) if not hasattr(module, "forward") else module(part.to(dtype))  # type: ignore[operator]
-            yield (made if bias is None else made - bias)[:, first : first + size].float()
+            yield (made if bias is None else made - bias).float()

@@ -5,7 +5,7 @@ What lies in a slot is a bank's to know: torch modules and native steps have one
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -23,13 +23,12 @@ from penstock.runtime.ops.lora import group_tokens
 class AdapterBank(Protocol):
     """Where a model's sublayers, or its native steps, find adapters by slot."""
 
-    epoch: int
-    """Counts what was recorded before and does not hold any more."""
+    def prepare(self, adapter: Adapter) -> Any:
+        """What can be done before there is a slot, from any thread: numbers as they will lie, DoRA's lengths found.
 
-    def prepare(self, adapter: Adapter) -> Adapter:
-        """What can be done before there is a slot, from any thread: numbers as they will lie, DoRA's lengths found."""
+        It has an adapter's `digest`, `base`, `rank` and `num_bytes`."""
 
-    def put(self, slot: int, adapter: Adapter) -> None: ...
+    def put(self, slot: int, adapter: Any) -> None: ...
 
     def clear(self, slot: int) -> None: ...
 
@@ -68,12 +67,15 @@ class AdapterSlots:
 
     # Adapters
 
-    def read(self, path: str) -> Adapter:
+    def expect(self, path: str) -> None:
+        """A path is about to be read."""
+
+    def read(self, path: str) -> Any:
         """From any thread; ModelFileError says why an adapter is refused."""
         return self.bank.prepare(read_adapter(Path(path), self._spec, self._max_rank, self._shard))
 
     @torch.inference_mode()
-    def place(self, adapter: Adapter) -> None:
+    def place(self, adapter: Any) -> None:
         """Lay an adapter into a free slot; there is one."""
         if adapter.digest in self._slots:
             return
@@ -100,8 +102,8 @@ class AdapterSlots:
         if not any(slots) and not self._of_rows[rows].any():
             return
         self._of_rows[rows] = slots
-        told = torch.tensor([rows, slots]).to(self._device, non_blocking=True)
-        self.on_device[told[0]] = told[1].int()
+        inputs = torch.tensor([rows, slots]).to(self._device, non_blocking=True)
+        self.on_device[inputs[0]] = inputs[1].int()
 
     def _slot(self, digest: str) -> int:
         if digest and digest not in self._slots:
@@ -117,31 +119,31 @@ class AdapterSlots:
 
     # Steps
 
-    def tell(self, chunks: Sequence[Chunk]) -> bool:
-        """Tell the sublayers whose tokens come; whether any has an adapter."""
+    def set_chunks(self, chunks: Sequence[Chunk]) -> bool:
+        """Set whose tokens the sublayers compute next; whether any has an adapter."""
         slots = self._of_rows[[chunk.row for chunk in chunks]]
         self._is_adapted = bool(slots.any())
         if self._is_adapted:
             lengths = [chunk.length for chunk in chunks]
-            self._tell(torch.from_numpy(np.repeat(slots, lengths)).to(self._device, non_blocking=True))
+            self._set_tokens(torch.from_numpy(np.repeat(slots, lengths)).to(self._device, non_blocking=True))
         else:
             self.step.tokens = None
         return self._is_adapted
 
-    def tell_rows(self, rows: Tensor | None) -> None:
+    def set_rows(self, rows: Tensor | None) -> None:
         """The same for scores of these rows, one each; none for a step without adapters."""
         if rows is None or not self._is_adapted:
             self.step.tokens = None
         else:
-            self._tell(self.on_device[rows.long()])
+            self._set_tokens(self.on_device[rows.long()])
 
     def record(self, rows: Tensor | None) -> None:
         """The same while a step is recorded, or played back: rows are on the device."""
         if rows is None:
             self.step.tokens = None
         else:
-            self._tell(self.on_device[rows])
+            self._set_tokens(self.on_device[rows])
 
-    def _tell(self, slots: Tensor) -> None:
+    def _set_tokens(self, slots: Tensor) -> None:
         groups = None if slots.device.type == "cpu" else group_tokens(slots, self.num_slots + 1)
-        self.step.tokens = TokenSlots(slots, groups)
+        self.step.tokens = TokenSlots(groups, slots)

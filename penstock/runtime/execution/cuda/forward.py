@@ -66,23 +66,26 @@ class RecordedSteps(NamedTuple):
     mixed: MixedGraphs
 
 
-def record_steps(parts: GraphParts) -> RecordedSteps:
+def record_steps(parts: GraphParts, *, is_adapted: bool = False) -> RecordedSteps:
+    parts = replace(parts, is_adapted=is_adapted)
     return RecordedSteps(DecodeGraphs(parts), VerifyGraphs(parts), MixedGraphs(parts, parts.idle_row))
 
 
 class GraphForward:
     def __init__(
-        self, eager: EagerForward, rows: DeviceRows, recorded: RecordedSteps, samples: SampleGraphs, parts: GraphParts
+        self,
+        eager: EagerForward,
+        rows: DeviceRows,
+        plain: RecordedSteps,
+        adapted: RecordedSteps,
+        samples: SampleGraphs,
+        idle_row: int,
     ) -> None:
-        idle_row = parts.idle_row
         self._eager = eager
         self._rows = rows
-        self._plain = recorded
-        self._parts = replace(parts, is_adapted=True)
-        self._adapted = record_steps(self._parts)
-        self._epoch = 0
-        """Of the adapters that the adapted steps were recorded with."""
-        self._decodes, self._checks, self._mixed = recorded
+        self._plain = plain
+        self._adapted = adapted
+        self._decodes, self._checks, self._mixed = plain
         self._samples = samples
         self._idle_row = idle_row
         self._places = Pinned(3, padded_size(idle_row))
@@ -109,9 +112,6 @@ class GraphForward:
         """Take the steps recorded with adapters, or those without; whether these cannot be recorded at all."""
         adapters = self._rows.adapters
         is_adapted = adapters is not None and any(adapters.of([chunk.row for chunk in chunks]))
-        if adapters is not None and is_adapted and adapters.bank.epoch != self._epoch:
-            self._epoch = adapters.bank.epoch
-            self._adapted = record_steps(self._parts)
         self._decodes, self._checks, self._mixed = self._adapted if is_adapted else self._plain
         return adapters is not None and is_adapted and not adapters.are_plain(chunks)
 
@@ -119,7 +119,7 @@ class GraphForward:
         return self._eager.score(states, rows)
 
     def _replay_mixed(self, chunks: list[Chunk], plan: DrawPlan) -> tuple[Computed | None, list[int | None]]:
-        """Those with drafts as chunks of a token each, one behind another."""
+        """Chunks with drafts become chunks of a token each, one behind another."""
         apart = [part for chunk in chunks for part in (_apart(chunk) if chunk.num_drafts else (chunk,))]
         numbers = iter(range(len(plan.rows)))
         order = [next(numbers) if chunk.samples else None for chunk in apart]

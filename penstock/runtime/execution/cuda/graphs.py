@@ -55,7 +55,8 @@ class GraphRecorder:
         """Record what has been run before. Nothing is computed yet."""
         graph = torch.cuda.CUDAGraph()
         # An engine that was closed may still hold graphs; to free one while another is recorded spoils that one.
-        with collection_paused(), torch.cuda.graph(graph, pool=self._pool):
+        # Other threads make adapters ready meanwhile, which is none of a recording's business.
+        with collection_paused(), torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             made = run()
         self._pool = self._pool or graph.pool()
         return graph, made
@@ -76,8 +77,8 @@ class GraphParts:
     is_adapted: bool = False
     """Rows have adapters in these graphs. Others are recorded as if there were none, and pay nothing for them."""
 
-    def tell(self, rows: Tensor) -> None:
-        """Tell the model's sublayers whose tokens come, while it is recorded."""
+    def record_rows(self, rows: Tensor) -> None:
+        """The rows whose tokens the adapted sublayers compute next, while a graph is recorded."""
         if self.rows.adapters is not None:
             self.rows.adapters.record(rows if self.is_adapted else None)
 
@@ -90,8 +91,8 @@ class Computed(NamedTuple):
     """[3 or more, rows of scores]: rows, positions, masks."""
     drawn: Tensor
     checked: Tensor | None = None
-    """The tokens at those positions where some are drafts. Plain draws stand in the rows by now: who draws otherwise puts these
-    back first, since what was said before is asked for."""
+    """The tokens at those positions where some are drafts. The rows hold plain draws by now: a step that draws otherwise puts
+    these tokens back first, since penalties look at the tokens before."""
 
 
 class DecodeGraphs:
@@ -149,8 +150,9 @@ class DecodeGraphs:
             lengths=[1] * num_rows,
             contexts=[],
         )
-        step = Step(layout, self._parts.rotations.at(positions), self._parts.cache.layers)
-        self._parts.tell(rows)
+        others = self._parts.rows.through_others(layout, rows, rows)
+        step = Step(layout, self._parts.rotations.at(positions), self._parts.cache.layers, others)
+        self._parts.record_rows(rows)
         scores = model.scores(model(decodes.token_ids, step))
         return Computed(scores, places, self._parts.sampler.draw(scores, Draws(*places), NOTHING))
 

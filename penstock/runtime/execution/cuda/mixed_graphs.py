@@ -22,14 +22,18 @@ from penstock.runtime.layers.step import Step
 from penstock.runtime.ops.layout import BatchLayout
 from penstock.runtime.ops.sampling.sample import Draws
 
-MAX_LAYER_WORK = 2e11
+MAX_LAYER_WORK = 2.9e11
 """Tokens times weights of a layer, up to which an H200 computes a layer faster than its launches are made."""
 MAX_RECORDINGS = 96
 """A recording of hundreds of launches takes some megabytes; sizes that come later are launched piece by piece."""
-MOST_REHEARSED = 640
-"""Tokens of the largest step that is recorded before one comes: a prompt of some hundred tokens and many generations."""
+MOST_REHEARSED = 1024
+"""Tokens of the largest step that is recorded before one comes: steps in which answers go on are rarely longer."""
 LEAST_TOKENS = 64
-LEAST_CHUNKS = 4
+LEAST_CHUNKS = 32
+LIKELY_TOKENS, LIKELY_CHUNKS = 512, 64
+WAVE_FROM = 384
+"""Tokens from which steps are padded to whole tiles of 128: products of 448 rows take longer than those of 512 (8B on an H200:
+16.0 ms a step against 12.8), others between tiles as long."""
 
 
 class MixedRecording(NamedTuple):
@@ -61,10 +65,10 @@ class MixedGraphs:
         size = padded_tokens(num_tokens), padded_chunks(len(chunks))
         described = [(*chunk[:3], chunk.samples, mask) for chunk, mask in zip(chunks, masks)]
         described += [(self._parts.idle_row, 0, 0, False, -1)] * (size[1] - len(chunks))
-        told = torch.tensor(described).t().contiguous().pin_memory()
+        inputs = torch.tensor(described).t().contiguous().pin_memory()
         recording = self._recordings.get(size)
         if recording is None:
-            fixed = told.to(self._parts.rows.tokens.device, non_blocking=True)
+            fixed = inputs.to(self._parts.rows.tokens.device, non_blocking=True)
             if size not in self._seen or len(self._recordings) == MAX_RECORDINGS:
                 self._seen.add(size)
                 return self._forward(self._parts.model, fixed, size[0])
@@ -74,18 +78,17 @@ class MixedGraphs:
                 self._seen.clear()  # what is left is needed: begin anew to count sizes
                 return self._forward(self._parts.model, fixed, size[0])
             recording = self._recordings[size] = MixedRecording(graph, fixed, computed)
-        recording.chunks.copy_(told, non_blocking=True)
+        recording.chunks.copy_(inputs, non_blocking=True)
         recording.graph.replay()
         return recording.computed
 
     def sizes(self) -> Iterator[tuple[int, int]]:
-        """(tokens, chunks) that steps are padded to: those of prompts beside many generations first."""
+        """(tokens, chunks) that steps are padded to, the likeliest first."""
         most = min(int(self._most_tokens), MOST_REHEARSED)
-        chunks = [1 << power for power in range(2, 20) if 1 << power <= padded_chunks(self._max_sequences)]
-        for num_chunks in sorted(chunks, key=lambda count: abs(count - 32)):
-            for num_tokens in range(LEAST_TOKENS, most + 1, LEAST_TOKENS):
-                if num_tokens >= num_chunks and padded_tokens(num_tokens) == num_tokens:
-                    yield num_tokens, num_chunks
+        chunks = {padded_chunks(count) for count in range(1, self._max_sequences + 1)}
+        tokens = {padded_tokens(count) for count in range(1, most + 1)}
+        sizes = [(each, count) for count in chunks for each in tokens if count <= each <= most]
+        return iter(sorted(sizes, key=lambda size: (size[1] > LIKELY_CHUNKS, abs(size[0] - LIKELY_TOKENS), size[1])))
 
     @torch.inference_mode()
     def record(self, size: tuple[int, int]) -> None:
@@ -111,25 +114,29 @@ class MixedGraphs:
         described = [[self._parts.idle_row, 0, length] for length in lengths]
         chunks = torch.tensor(described, device=self._parts.rows.tokens.device).t().contiguous()
         where = self._parts.rows, self._parts.cache.block_size, self._parts.idle_row
-        token_ids, layout, _ = spread(chunks, sum(lengths), *where)
+        token_ids, layout, row_of_token = spread(chunks, sum(lengths), *where)
         layout = replace(layout, lengths=lengths, contexts=lengths)
-        model(token_ids, Step(layout, self._parts.rotations.at(layout.positions), self._parts.cache.layers))
+        self._parts.record_rows(row_of_token)
+        model(token_ids, self._step(layout, chunks[0], row_of_token))
 
     def _forward(self, model: Decoder, chunks: Tensor, num_tokens: int) -> Computed:
         rows, starts, lengths, samples, masks = chunks
         token_ids, layout, row_of_token = spread(
             chunks, num_tokens, self._parts.rows, self._parts.cache.block_size, self._parts.idle_row
         )
-        step = Step(layout, self._parts.rotations.at(layout.positions), self._parts.cache.layers)
-        self._parts.tell(row_of_token)
-        hidden = model(token_ids, step)
-        self._parts.tell(rows)
+        self._parts.record_rows(row_of_token)
+        hidden = model(token_ids, self._step(layout, rows, row_of_token))
+        self._parts.record_rows(rows)
         made = model.scores(hidden.index_select(0, (layout.query_starts[1:] - 1).clamp(min=0)))
         scores, places = self._kept(made)
         places[0] = torch.where(samples > 0, rows, self._parts.idle_row)
         places[1] = (starts + lengths - 1).clamp(min=0)
         places[2] = masks
         return Computed(scores, places, self._parts.sampler.draw(made, Draws(*places), NOTHING))
+
+    def _step(self, layout: BatchLayout, rows: Tensor, row_of_token: Tensor) -> Step:
+        others = self._parts.rows.through_others(layout, rows, row_of_token)
+        return Step(layout, self._parts.rotations.at(layout.positions), self._parts.cache.layers, others)
 
     def _kept(self, scores: Tensor) -> tuple[Tensor, Tensor]:
         """A copy of the scores where it stays, and place for whose they are."""
@@ -168,8 +175,9 @@ def spread(
 
 
 def padded_tokens(num_tokens: int) -> int:
-    """Not more than an eighth further."""
-    step = max(LEAST_TOKENS, (1 << num_tokens.bit_length()) // 16)
+    """Not more than a quarter further."""
+    least = LEAST_TOKENS if num_tokens <= WAVE_FROM else 2 * LEAST_TOKENS
+    step = max(least, (1 << num_tokens.bit_length()) // 16)
     return -(-num_tokens // step) * step
 
 

@@ -1,6 +1,7 @@
 """What a CUDA runner keeps of its rows on the device beside their tokens and what they ask of their draws: block tables."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -8,6 +9,8 @@ from torch import Tensor
 
 from penstock.runtime.core.batch import Chunk
 from penstock.runtime.execution.eager.rows import Rows
+from penstock.runtime.models.kinds.cache import TableGroup
+from penstock.runtime.ops.layout import BatchLayout
 
 
 class DeviceRows(Rows):
@@ -21,18 +24,34 @@ class DeviceRows(Rows):
         vocab_size: int,
         device: torch.device,
         idle_block: int,
+        groups: Sequence[TableGroup] = (TableGroup(None, 1),),
     ) -> None:
-        super().__init__(num_rows, max_context, block_size, vocab_size, device)
+        super().__init__(num_rows, max_context, block_size, vocab_size, device, groups)
         self._device = device
-        shape = self.all_tables.shape
-        self.device_tables = torch.full(shape, idle_block, dtype=torch.int32, device=device)
+        shape = self.all_tables.shape[1] // self.num_columns, num_rows, self.num_columns
+        self._every_table = torch.full(shape, idle_block, dtype=torch.int32, device=device)
+        self.device_tables, *self.further_tables = self._every_table.unbind()
 
     def place(self, step: int, chunks: Sequence[Chunk]) -> None:
         super().place(step, chunks)
-        grown = [chunk.row for chunk in chunks if chunk.new_blocks]
+        grown = [chunk.row for chunk in chunks if chunk.new_blocks or any(chunk.others)]
         if grown:
-            tables = torch.from_numpy(self.tables(np.array(grown)))
-            self.device_tables[self._upload(grown)] = tables.to(self._device, non_blocking=True)
+            tables = torch.from_numpy(self.tables(np.array(grown))).to(self._device, non_blocking=True)
+            by_table = tables.view(len(grown), -1, self.num_columns).transpose(0, 1)
+            self._every_table[:, self._upload(grown)] = by_table
+
+    def through_others(self, layout: BatchLayout, rows: Tensor, row_of_token: Tensor) -> list[BatchLayout]:
+        """The same tokens through the rows' further block tables."""
+        size, positions = self.block_size, layout.positions
+        return [
+            replace(
+                layout,
+                slots=table[row_of_token, positions // size].long() * size + positions % size,
+                block_tables=table.index_select(0, rows),
+                derived={},
+            )
+            for table in self.further_tables
+        ]
 
     def _write(self, chunks: Sequence[Chunk]) -> None:
         """Drafts go to the device with what else a step that checks them reads, or by `write_drafts`."""

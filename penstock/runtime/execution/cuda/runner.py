@@ -4,9 +4,10 @@ Tokens drawn stay in their rows on the device, where the next step reads them; t
 Until their kernels are compiled, steps take the operations' definitions (see `warm_up`).
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -61,6 +62,10 @@ class PinnedSender:
         return Flight(arrived, out)
 
 
+NUM_EARLY_MIXED = 8
+"""Sizes of mixed steps recorded before the first request; the others are recorded while nothing is to be done."""
+
+
 class CudaRunner(StepRunner):
     depth = 2
     """A step is launched while the tokens of the one before it are on their way to the host."""
@@ -74,34 +79,39 @@ class CudaRunner(StepRunner):
         """One row and one block more than asked for: padding of recorded batches reads and writes there."""
         spec, device = model.spec, model.device
         num_blocks, block_size, max_sequences, max_context = shape[:4]
-        cache = KVCache(spec, num_blocks + 1, block_size, cache_dtype or model.cache_dtype, device)
+        dtype, frees = cache_dtype or model.cache_dtype, shape.frees
+        cache = KVCache(spec, num_blocks + 1, block_size, dtype, device, frees=frees)
         rotations = Rotations(spec, max_context, device)
-        rows = DeviceRows(max_sequences + 1, max_context, block_size, spec.vocab_size, device, num_blocks)
+        groups = spec.cache_layout(frees=frees).groups
+        rows = DeviceRows(max_sequences + 1, max_context, block_size, spec.vocab_size, device, num_blocks, groups)
         sampler = Sampler(rows.tokens, rows.sampling)
         parts = GraphParts(model, cache, rotations, rows, sampler, max_sequences, GraphRecorder())
-        recorded = record_steps(parts)
+        plain, adapted = record_steps(parts), record_steps(parts, is_adapted=True)
         eager = EagerForward(model, rows, cache, rotations, sampler)
-        forward = GraphForward(eager, rows, recorded, SampleGraphs(parts), parts)
+        forward = GraphForward(eager, rows, plain, adapted, SampleGraphs(parts), parts.idle_row)
         sender = PinnedSender(max(padded_size(max_sequences), padded_chunks(max_sequences)))
         super().__init__(rows, cache, forward, sampler, spec.vocab_size, sender)
-        self._warm_up = KernelWarmUp(model, recorded, max_sequences)
-        self._recorded = recorded
+        self._warm_up = KernelWarmUp(model, (plain, adapted), rows, max_sequences)
         self._max_sequences = max_sequences
-        self._rehearsals: Iterator[tuple[int, int]] = iter(())
-        """Sizes of mixed steps that are worth recording before they come."""
+        self._rehearsals: Iterator[Callable[[], None]] = iter(())
+        """Each records a mixed step of a size that is worth it, before one comes."""
 
     def warm_up(self, max_batch_tokens: int) -> None:
         """Have every kernel compiled and decode steps of every size recorded: no request waits for either."""
         self._warm_up.finish(max_batch_tokens)
-        self._recorded.decodes.record_all(self._max_sequences)
-        self._rehearsals = self._recorded.mixed.sizes()
+        kinds = self._warm_up.kinds
+        for recorded in kinds:
+            recorded.decodes.record_all(self._max_sequences)
+        self._rehearsals = (partial(one.mixed.record, size) for one in kinds for size in one.mixed.sizes())
+        for _ in range(NUM_EARLY_MIXED):
+            self.rehearse()
 
     def rehearse(self) -> bool:
         """Record a mixed step of one more size, while nothing else is to be done; False if none is left."""
-        size = next(self._rehearsals, None)
-        if size is not None:
-            self._recorded.mixed.record(size)
-        return size is not None
+        record = next(self._rehearsals, None)
+        if record is not None:
+            record()
+        return record is not None
 
     def compile_all(self) -> "tuple[Compilers, ...]":
         """Have the kernels of all steps compiled by other processes."""

@@ -1,7 +1,7 @@
 """Tiles of small-batch GEMMs, timed on this GPU under sustained load: whichever is fastest while the chip is hot counts.
 
 Candidates of a shape are timed by turns, each as a recorded graph that goes round several matrices so that none is found in
-the cache. A cut whose numbers are not those of the library's product is no candidate.
+the cache. A config whose numbers are not those of the library's product is no candidate.
 """
 
 import statistics
@@ -15,11 +15,11 @@ from torch.nn import functional
 
 from penstock.errors import ConfigError
 from penstock.runtime.models.spec import GQA, GatedMLP, ModelSpec
-from penstock.runtime.ops.triton.linear import cut_of
-from penstock.runtime.ops.triton.small_batch import Cut, small_batch
+from penstock.runtime.ops.triton.host.tile_table import TileConfig, tiles_of
+from penstock.runtime.ops.triton.small_batch import small_batch
 
-CUTS = tuple(
-    Cut(rows, block, warps, stages, splits)
+TILE_CONFIGS = tuple(
+    TileConfig(rows, block, warps, stages, splits)
     for rows, block, warps, stages in (
         (16, 256, 4, 4),
         (16, 512, 2, 3),
@@ -41,7 +41,7 @@ TURN_LAUNCHES = 40
 HEAT_S = 0.5
 """How long the chip computes before the first turn counts."""
 WORTH = 0.98
-"""Of the built-in cut's time: what is not faster than this is not worth another choice."""
+"""Of the built-in config's time: what is not faster than this is not worth another choice."""
 MOST_ERROR = 0.02
 
 
@@ -50,7 +50,7 @@ class TileChoice:
     kernel: str
     num_out: int
     size: int
-    cut: tuple[int, ...]
+    config: tuple[int, ...]
     seconds: float
     """Over all batch sizes, of the choice."""
     builtin_s: float
@@ -62,7 +62,7 @@ class TileChoice:
     @property
     def row(self) -> tuple[str, int, int, list[int]]:
         """As a file holds it."""
-        return self.kernel, self.num_out, self.size, list(self.cut)
+        return self.kernel, self.num_out, self.size, list(self.config)
 
 
 def shapes_of(spec: ModelSpec) -> list[tuple[str, int, int]]:
@@ -81,16 +81,16 @@ def shapes_of(spec: ModelSpec) -> list[tuple[str, int, int]]:
 
 
 def tune_tiles(spec: ModelSpec, device: torch.device) -> Iterator[TileChoice]:
-    """The best cut of each shape, whether or not it is another than the built-in one."""
+    """The best config of each shape, whether or not it is another than the built-in one."""
     if device.type != "cuda":
         raise ConfigError("tiles of kernels are chosen on a GPU; a CPU's are part of the native library")
     for kernel, num_out, size in shapes_of(spec):
-        builtin = cut_of(num_out, size, kernel == "gated")
-        cuts = dict.fromkeys([builtin, *(one for one in CUTS if kernel != "gated" or one.splits == 1)])
-        totals = dict.fromkeys(cuts, 0.0)
+        builtin = tiles_of(kernel, num_out, size)
+        configs = dict.fromkeys([builtin, *(one for one in TILE_CONFIGS if kernel != "gated" or one.splits == 1)])
+        totals = dict.fromkeys(configs, 0.0)
         for num_rows in BATCHES:
-            for cut, seconds in _timed(kernel, num_out, size, num_rows, list(totals), device).items():
-                totals[cut] += seconds
+            for config, seconds in _timed(kernel, num_out, size, num_rows, list(totals), device).items():
+                totals[config] += seconds
         best = min(totals, key=totals.__getitem__)
         if totals[best] > WORTH * totals[builtin]:
             best = builtin
@@ -98,9 +98,9 @@ def tune_tiles(spec: ModelSpec, device: torch.device) -> Iterator[TileChoice]:
 
 
 def _timed(
-    kernel: str, num_out: int, size: int, num_rows: int, cuts: list[Cut], device: torch.device
-) -> dict[Cut, float]:
-    """Median seconds of one launch of each; infinite for a cut that does not compile, or computes something else."""
+    kernel: str, num_out: int, size: int, num_rows: int, configs: list[TileConfig], device: torch.device
+) -> dict[TileConfig, float]:
+    """Median seconds of one launch of each; infinite for a config that does not compile, or computes something else."""
     make = torch.Generator(device).manual_seed(0)
     num_read = num_out * (2 if kernel == "gated" else 1)
     x = torch.randn((num_rows, size), generator=make, device=device).bfloat16()
@@ -109,22 +109,22 @@ def _timed(
     ]
     expected = _expected(kernel, x, weights[0])
     graphs = {}
-    for cut in cuts:
-        graph = _recorded(partial(_launch, kernel, x, cut), weights, expected)
+    for config in configs:
+        graph = _recorded(partial(_launch, kernel, x, config), weights, expected)
         if graph is not None:
-            graphs[cut] = graph
+            graphs[config] = graph
     _heat(device)
-    times: dict[Cut, list[float]] = {cut: [] for cut in graphs}
+    times: dict[TileConfig, list[float]] = {config: [] for config in graphs}
     for _ in range(NUM_TURNS):
-        for cut, graph in graphs.items():
+        for config, graph in graphs.items():
             begin, end = _events()
             begin.record()
             for _ in range(TURN_LAUNCHES // NUM_SETS):
                 graph.replay()
             end.record()
             end.synchronize()
-            times[cut].append(begin.elapsed_time(end) / 1e3 / TURN_LAUNCHES)
-    return {cut: statistics.median(times[cut]) if cut in times else float("inf") for cut in cuts}
+            times[config].append(begin.elapsed_time(end) / 1e3 / TURN_LAUNCHES)
+    return {config: statistics.median(times[config]) if config in times else float("inf") for config in configs}
 
 
 def _events() -> "tuple[torch.cuda.Event, torch.cuda.Event]":
@@ -132,8 +132,8 @@ def _events() -> "tuple[torch.cuda.Event, torch.cuda.Event]":
     return make(), make()
 
 
-def _launch(kernel: str, x: Tensor, cut: Cut, weight: Tensor) -> Tensor:
-    return small_batch(x, weight, None, x.dtype, cut, activation="silu" if kernel == "gated" else None)
+def _launch(kernel: str, x: Tensor, config: TileConfig, weight: Tensor) -> Tensor:
+    return small_batch(x, weight, None, x.dtype, config, activation="silu" if kernel == "gated" else None)
 
 
 def _expected(kernel: str, x: Tensor, weight: Tensor) -> Tensor:

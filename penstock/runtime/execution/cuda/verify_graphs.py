@@ -79,8 +79,9 @@ class VerifyGraphs:
     def _compute(self, model: Decoder, places: Tensor, decodes: Decodes, width: int) -> Computed:
         positions = places[1]
         layout = verify_layout(positions, decodes, width)
-        step = Step(layout, self._parts.rotations.at(positions), self._parts.cache.layers)
-        self._parts.tell(places[0])
+        others = self._parts.rows.through_others(layout, places[0, ::width], places[0])
+        step = Step(layout, self._parts.rotations.at(positions), self._parts.cache.layers, others)
+        self._parts.record_rows(places[0])
         scores = model.scores(model(decodes.token_ids, step))
         drawn = self._parts.sampler.draw(scores, Draws(*places[:3]), NOTHING)
         return Computed(scores, places, drawn, decodes.token_ids)

@@ -5,7 +5,7 @@ Until what the first steps need is there, small ones are computed by the operati
 
 import copy
 from bisect import bisect
-from collections.abc import Iterable
+from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ from penstock.runtime.core.batch import Batch
 from penstock.runtime.execution.cuda.forward import RecordedSteps
 from penstock.runtime.execution.cuda.graphs import SIZES, padded_size
 from penstock.runtime.execution.cuda.mixed_graphs import LEAST_CHUNKS, LEAST_TOKENS, padded_chunks
+from penstock.runtime.execution.cuda.rows import DeviceRows
 from penstock.runtime.layers.decoder import Decoder
 from penstock.runtime.models.spec import GQA
 from penstock.runtime.ops.sampling.sample import Needs
@@ -48,14 +49,23 @@ class KernelWarmUp:
     Unless it is begun earlier it begins when the first token is there: no step waits for it before that.
     """
 
-    def __init__(self, model: Decoder, recorded: RecordedSteps, max_sequences: int) -> None:
+    def __init__(
+        self, model: Decoder, recorded: tuple[RecordedSteps, RecordedSteps], rows: DeviceRows, max_sequences: int
+    ) -> None:
+        """`recorded` are steps without adapters and with them."""
         self._model = excerpt(model)
         self._recorded = recorded
+        self._rows = rows
         self._max_sequences = max_sequences
         self._is_due = find_spec("triton") is not None
         self._num_plain = 0
         self._urgent: Compilers | None = None
         self._others: Compilers | None = None
+
+    @property
+    def kinds(self) -> tuple[RecordedSteps, ...]:
+        """Of steps that may come."""
+        return self._recorded[:1] if self._rows.adapters is None else self._recorded
 
     def begin(self) -> None:
         if self._is_due:
@@ -124,27 +134,28 @@ class KernelWarmUp:
     @torch.inference_mode()
     def _compile(
         self,
-        decode_sizes: Iterable[int],
-        mixed_sizes: Iterable[int],
-        special: Iterable[Needs] = (),
-        checks: Iterable[tuple[int, int]] = (),
-        apart: Iterable[list[int]] = (),
+        decode_sizes: Sequence[int],
+        mixed_sizes: Sequence[int],
+        special: Sequence[Needs] = (),
+        checks: Sequence[tuple[int, int]] = (),
+        apart: Sequence[list[int]] = (),
     ) -> "Compilers | None":
         from penstock.runtime.ops.triton.host.compile_ahead import Compilers, prepare
         from penstock.runtime.ops.triton.host.launch import asking
 
         prepare().result()
         with asking() as variants:
-            for num_chunks in mixed_sizes:
-                self._recorded.mixed.warm_up(self._model, num_chunks)
-            for lengths in apart:
-                self._recorded.mixed.warm_up_apart(self._model, lengths)
-            for size in decode_sizes:
-                self._recorded.decodes.warm_up(self._model, size)
-            for needs in special:
-                self._recorded.decodes.warm_up(self._model, SIZES[0], needs)
-            for size, width in checks:
-                self._recorded.checks.warm_up(self._model, size, width)
+            for recorded in self.kinds:
+                for num_chunks in mixed_sizes:
+                    recorded.mixed.warm_up(self._model, num_chunks)
+                for lengths in apart:
+                    recorded.mixed.warm_up_apart(self._model, lengths)
+                for size in decode_sizes:
+                    recorded.decodes.warm_up(self._model, size)
+                for needs in special:
+                    recorded.decodes.warm_up(self._model, SIZES[0], needs)
+                for size, width in checks:
+                    recorded.checks.warm_up(self._model, size, width)
         return Compilers(variants) if variants else None
 
 

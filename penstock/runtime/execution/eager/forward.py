@@ -76,7 +76,7 @@ class EagerForward:
     def __call__(self, chunks: list[Chunk], plan: DrawPlan, *, keeps_states: bool) -> Forwarded:
         inputs = make_inputs(chunks, self._rows)
         if self._rows.adapters is not None:
-            self._rows.adapters.tell(chunks)
+            self._rows.adapters.set_chunks(chunks)
         angles = self._rotations.at(inputs.layout.positions)
         step = Step(inputs.layout, angles, self._cache.layers, inputs.others, inputs.states)
         hidden = self._model(inputs.token_ids, step)
@@ -84,7 +84,7 @@ class EagerForward:
 
     def score(self, states: Tensor, rows: Tensor | None = None) -> Tensor:
         if self._rows.adapters is not None:
-            self._rows.adapters.tell_rows(rows)
+            self._rows.adapters.set_rows(rows)
         return self._model.scores(states)
 
 
@@ -114,17 +114,17 @@ class States:
         if not plan.rows:
             return Drawn(None, [])
         places = self.places(plan)
-        told = torch.tensor([places, plan.rows, plan.positions, plan.masks])
-        told = told.to(self._hidden.device, non_blocking=True)
+        inputs = torch.tensor([places, plan.rows, plan.positions, plan.masks])
+        inputs = inputs.to(self._hidden.device, non_blocking=True)
         tokens: list[Tensor] = []
         logprobs: list[LogprobTensors] = []
         asked = dict(plan.logprobs)
         low = 0
         while low < len(places):
-            some = told[:2, low : low + self._most]
+            some = inputs[:2, low : low + self._most]
             scores = self._forward.score(self._hidden.index_select(0, some[0]), some[1])
             high = low + len(scores)
-            tokens.append(self._sampler.draw(scores, Draws(*told[1:, low:high]), plan.needs))
+            tokens.append(self._sampler.draw(scores, Draws(*inputs[1:, low:high]), plan.needs))
             here = [number for number in range(low, high) if number in asked]
             if here:
                 local = torch.tensor([number - low for number in here], device=scores.device)

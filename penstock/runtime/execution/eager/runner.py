@@ -41,7 +41,7 @@ class StepRunner:
         self._vocab_size = vocab_size
         self._send = send
         self.states: StateSink | None = None
-        """Where hidden states are left for whoever guesses from them; none where nobody does."""
+        """Where hidden states are left for a drafter; None without one that reads them."""
 
     @property
     def adapters(self) -> AdapterSlots | None:
@@ -55,6 +55,10 @@ class StepRunner:
     @property
     def block_bytes(self) -> int:
         return self._cache.block_bytes
+
+    @property
+    def kv_format(self) -> str:
+        return str(self._cache.pages[0][0].dtype)
 
     def read_blocks(self, blocks: Sequence[int]) -> list[bytes]:
         return self._cache.read(blocks)

@@ -34,7 +34,7 @@ def group_recipe(recipe: recipes.Recipe, checkpoint: Checkpoint, audit: TensorAu
     match recipe:
         case recipes.Tensor():
             return _group_tensor(audit.reached.setdefault(recipe.name, checkpoint.tensor(recipe.name)), audit)
-        case recipes.RowRange(axis=0):
+        case recipes.Concat(axis=0):
             return join_rows([group_recipe(part, checkpoint, audit) for part in recipe.parts])
         case recipes.Take(recipes.Tensor(name), axis=0, step=1):
             raw = audit.reached.setdefault(name, checkpoint.tensor(name))
@@ -73,7 +73,7 @@ def is_quantized(recipe: recipes.Recipe, checkpoint: Checkpoint) -> bool:
             | recipes.Mxfp4()
         ):
             return True
-        case recipes.RowRange(parts) | recipes.Stack(parts):
+        case recipes.Concat(parts) | recipes.Stack(parts):
             return all(is_quantized(part, checkpoint) for part in parts)
         case recipes.Take(part) | recipes.HalvesPaired(part):
             return is_quantized(part, checkpoint)
@@ -87,7 +87,7 @@ def has_order(recipe: recipes.Recipe, checkpoint: Checkpoint) -> bool:
         case recipes.Gptq():
             source = open_recipe(recipe, checkpoint, TensorAudit())
             return isinstance(source, IntegerMatrix) and source.order is not None
-        case recipes.RowRange(parts) | recipes.Stack(parts):
+        case recipes.Concat(parts) | recipes.Stack(parts):
             return any(has_order(part, checkpoint) for part in parts)
         case recipes.Take(part) | recipes.HalvesPaired(part):
             return has_order(part, checkpoint)

@@ -49,7 +49,7 @@ def follow(recipe: recipes.Recipe, find: Find, sizes: Sequence[int]) -> list[Low
         case recipes.Tensor(name):
             found = find(name)
             return [] if found is None else [found]
-        case recipes.RowRange(parts, axis=0):
+        case recipes.Concat(parts, axis=0):
             placed, first = [], 0
             for part, size in zip(parts, sizes, strict=True):
                 for change in follow(part, find, (size,)):

@@ -29,7 +29,7 @@ def quantize_fp8(model: nn.Module) -> None:
 
 
 def _quantize_norms(layer: StreamLayer) -> None:
-    """Those whose only reader is a matrix of 8-bit floats."""
+    """Norms whose only reader is a matrix of 8-bit floats."""
     if isinstance(layer.attention_norm, RMSNorm):
         layer.register_module("attention_norm", Fp8Norm(layer.attention_norm))
     if isinstance(layer.mlp_norm, RMSNorm) and isinstance(layer.mlp, Fp8Gated | Ungated):

@@ -44,7 +44,7 @@ def open_recipe(recipe: recipes.Recipe, checkpoint: Checkpoint, audit: TensorAud
     match recipe:
         case recipes.Tensor():
             return Leaf(raw(recipe.name), audit)
-        case recipes.RowRange():
+        case recipes.Concat():
             return Joined(tuple(part(inner) for inner in recipe.parts), recipe.axis)
         case recipes.Stack():
             return StackedSource(tuple(part(inner) for inner in recipe.parts))

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from penstock.errors import ConfigError, ModelFileError
-from penstock.runtime.execution.load.adapters import Adapter
+from penstock.runtime.execution.load.adapters import Adapter, check_uncut
 from penstock.runtime.execution.load.low_rank import LowRank
 from penstock.runtime.execution.native.decoder import NativeDecoder
 from penstock.runtime.execution.native.load import gate_order
@@ -28,13 +28,14 @@ MATRICES = ("attention.qkv", "attention.out", "mlp.gate_up", "mlp.down")
 class NativeBank:
     """Adapters by slot. Memory that the library reads is held as long as the slot is."""
 
-    def __init__(self, model: NativeDecoder, num_slots: int) -> None:
+    def __init__(self, model: NativeDecoder, num_slots: int, *, is_cut: bool = False) -> None:
+        """`is_cut` says that ranks have columns of its matrices each."""
         if not model.library.has_adapters:
             raise ConfigError(
                 "the native library is older than adapters; build it anew: python setup.py build_ext --inplace"
             )
-        self.epoch = 0
         self._model = model
+        self._is_cut = is_cut
         self._order = gate_order(model.spec)
         self._held: dict[int, Any] = {}
         self._outputs: dict[int, LowRank] = {}
@@ -58,6 +59,8 @@ class NativeBank:
     def prepare(self, adapter: Adapter) -> Adapter:
         if adapter.experts:
             raise ModelFileError("adapters of experts are not computed by native steps")
+        if self._is_cut:
+            check_uncut(adapter)
         changes = {
             name: tuple(None if part is None else self._prepared(name, part) for part in parts)
             for name, parts in adapter.changes.items()
@@ -75,26 +78,26 @@ class NativeBank:
                 self._describe(matrix, f"layers.{number}.{name}", parts, held)
                 widest = max(widest, sum(part.rank for part in parts if part is not None))
                 has_factors = has_factors or any(part is not None and part.scales is not None for part in parts)
-        told = native.NativeAdapter(layers=layers, has_factors=has_factors)
+        described = native.NativeAdapter(layers=layers, has_factors=has_factors)
         lookup = adapter.changes.get("embedding", (None,))[0]
         if lookup is not None:
             pair = lookup.left.float().contiguous(), lookup.right.float().contiguous()
             held += pair
-            told.left, told.right, told.rank = pair[0].data_ptr(), pair[1].data_ptr(), lookup.rank
+            described.left, described.right, described.rank = pair[0].data_ptr(), pair[1].data_ptr(), lookup.rank
         if "embedding" in adapter.tables:
             table = adapter.tables["embedding"].contiguous()
             held.append(table)
-            told.embedding = table.data_ptr()
+            described.embedding = table.data_ptr()
         output = adapter.changes.get("output", (None,))[0]
         if output is not None:
             self._outputs[slot] = output
         if "output" in adapter.tables:
             self._heads[slot] = adapter.tables["output"]
-        self._held[slot] = (told, layers, held)
+        self._held[slot] = (described, layers, held)
         self._shrunk[slot] = widest
         if has_factors:
             self._with_factors.add(slot)
-        self.addresses[slot] = ctypes.addressof(told)
+        self.addresses[slot] = ctypes.addressof(described)
 
     def clear(self, slot: int) -> None:
         self.addresses[slot] = self._shrunk[slot] = 0
@@ -134,14 +137,14 @@ class NativeBank:
     def _describe(self, matrix: Any, name: str, parts: Sequence[LowRank | None], held: list[Any]) -> None:
         given = [part for part in parts if part is not None]
         matrix.num_parts = len(given)
-        for told, part in zip(matrix.parts, given):
+        for target, part in zip(matrix.parts, given):
             if part.first % TILE or len(part.left) % TILE:
                 raise ModelFileError(f"{name} is changed in rows that are not whole tiles")
             a = part.right.to(torch.bfloat16).contiguous()
             b = part.left.to(torch.bfloat16).view(-1, TILE, part.rank).transpose(1, 2).contiguous()
             held += (a, b)
-            told.a, told.b = a.data_ptr(), b.data_ptr()
-            told.rank, told.first, told.size = part.rank, part.first, len(part.left)
+            target.a, target.b = a.data_ptr(), b.data_ptr()
+            target.rank, target.first, target.size = part.rank, part.first, len(part.left)
         if any(part.scales is not None for part in given):
             factors = torch.ones(self._model.matrix(name).num_rows)
             for part in given:

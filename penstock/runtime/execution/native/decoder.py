@@ -48,6 +48,8 @@ def native_obstacle(spec: ModelSpec) -> str | None:
         return "its feed-forward sublayer"
     if not isinstance(attention, GQA) or attention.sinks or attention.qk_norm == "full" or not attention.causal:
         return "its attention"
+    if attention.gated:
+        return "gates over its attention"
     if attention.head_dim % GROUP or attention.head_dim > MAX_HEAD_DIM:
         return f"heads of {attention.head_dim} numbers"
     if spec.hidden_size % GROUP or mlp.width % GROUP:
@@ -82,6 +84,8 @@ class NativeDecoder:
         self._layers = (native.NativeLayer * spec.num_layers)(*(self._layer(i) for i in range(spec.num_layers)))
         self._model = self._describe()
         self._caches: Sequence[AnyCache] | None = None
+        self._tables = [place[0] if place else 0 for place in spec.cache_layout().places]
+        """Which of a row's block tables each layer reads where windows free their blocks."""
         # Kept between steps: fresh memory of this size would cost as much as computing what goes there.
         self._scores = torch.empty((KEPT_SCORES // spec.vocab_size, spec.vocab_size))
 
@@ -106,22 +110,31 @@ class NativeDecoder:
         yield from (matrix.data for matrix in self._weights.matrices.values())
         yield from self._weights.vectors.values()
 
-    def __call__(self, token_ids: Tensor, step: Step, sharing: native.Sharing | None = None) -> Tensor:
+    def __call__(
+        self,
+        token_ids: Tensor,
+        step: Step,
+        sharing: native.Sharing | None = None,
+        adaptation: native.Adaptation | None = None,
+    ) -> Tensor:
         """Final hidden states [tokens, hidden], in float32; of no use where one of several ranks was lost."""
         if step.caches is not self._caches:
-            self._bind(step.caches)
+            self._bind(step.caches, frees=bool(step.others))
         layout = step.layout
         hidden = torch.empty((len(token_ids), self.spec.hidden_size))
-        if layout.block_tables.stride(1) != 1:
-            raise EngineError("block tables must be stored row by row")
         # The names keep these alive for as long as the call reads them.
-        slots, starts, contexts = layout.slots, layout.query_starts, layout.context_lengths
+        slots, tables, starts, contexts = layout.slots, layout.block_tables, layout.query_starts, layout.context_lengths
+        if step.others:
+            slots = torch.cat([slots, *(other.slots for other in step.others)])
+            tables = torch.cat([tables, *(other.block_tables for other in step.others)])
+        if tables.stride(1) != 1:
+            raise EngineError("block tables must be stored row by row")
         angles = [step.angles[first] for first in self._first_with]
         cosines, sines = (pointers([each[i] for each in angles if each is not None]) for i in range(2))
-        told = native.NativeStep(
+        inputs = native.NativeStep(
             token_ids.data_ptr(),
             slots.data_ptr(),
-            layout.block_tables.data_ptr(),
+            tables.data_ptr(),
             starts.data_ptr(),
             contexts.data_ptr(),
             cosines,
@@ -129,12 +142,14 @@ class NativeDecoder:
             hidden.data_ptr(),
             len(token_ids),
             len(contexts),
-            layout.block_tables.stride(0),
+            tables.stride(0),
         )
         if sharing is None:
-            self._library.step(self._model, told)
+            self._library.step(self._model, inputs)
+        elif adaptation is not None:
+            self._library.adapted_step(self._model, inputs, sharing, adaptation)
         else:
-            self._library.shared_step(self._model, told, sharing)
+            self._library.shared_step(self._model, inputs, sharing)
         return hidden
 
     def compute(
@@ -142,7 +157,7 @@ class NativeDecoder:
     ) -> bool:
         """A step described by rows; False, with nothing done, if it reaches beyond their blocks."""
         if caches is not self._caches:
-            self._bind(caches)
+            self._bind(caches, frees=step.num_tables > 1)
         return self._library.step_rows(self._model, step, adaptation)
 
     def interrupt(self, *, is_on: bool) -> None:
@@ -169,9 +184,10 @@ class NativeDecoder:
         """
         return self._library.likeliest(hidden, self._model.output, is_invariant=self._is_invariant, allowed=allowed)
 
-    def _bind(self, caches: Sequence[AnyCache]) -> None:
+    def _bind(self, caches: Sequence[AnyCache], *, frees: bool = False) -> None:
         strides = {_block_stride(cache) for cache in caches}
-        for layer, cache in zip(self._layers, caches, strict=True):
+        for layer, cache, table in zip(self._layers, caches, self._tables, strict=True):
+            layer.table = table if frees else 0
             is_known = isinstance(cache, ScaledCache) or cache.keys.dtype == torch.bfloat16
             if cache.block_size % TILE or not is_known or len(strides) > 1 or None in strides:
                 raise EngineError(

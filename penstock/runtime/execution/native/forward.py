@@ -56,9 +56,9 @@ class AllowedStates(States):
     def draw(self, plan: DrawPlan) -> Drawn:
         if not plan.rows:
             return Drawn(None, [])
-        told = torch.tensor([self.places(plan), plan.rows, plan.positions, plan.masks])
-        tokens = self._native.choose(self._hidden.index_select(0, told[0]), told[3])
-        self._sampler.keep(Draws(*told[1:]), tokens)
+        inputs = torch.tensor([self.places(plan), plan.rows, plan.positions, plan.masks])
+        tokens = self._native.choose(self._hidden.index_select(0, inputs[0]), inputs[3])
+        self._sampler.keep(Draws(*inputs[1:]), tokens)
         return Drawn(tokens, list(range(len(plan.rows))))
 
 
@@ -90,6 +90,7 @@ class NativeForward:
             token_stride=rows.tokens.stride(0),
             table_stride=rows.all_tables.shape[1],
             num_rotations=len(angles),
+            num_tables=rows.all_tables.shape[1] // rows.num_columns,
         )
         self._pointers = np.zeros(num_rows, dtype=np.uint64)
         """Of each row the address of its adapter; 0 for none."""
@@ -103,13 +104,18 @@ class NativeForward:
         self._step.num_blocks = None
         is_plain = self.adapt(rows)
         self._step.draws = plan.is_pure_argmax and not has_drafts and is_plain
-        self._tell((rows, starts, lengths, samples), sum(lengths))
+        self._set_chunks((rows, starts, lengths, samples), sum(lengths))
         self._run(starts)
+        made: LikeliestDrawn | States
         if self._step.draws:
-            return LikeliestDrawn(self._numbers.unpack_from(self._found), self._states, lengths)
-        *begins, num_tokens = accumulate(lengths, initial=0)
-        made = AllowedStates if is_plain and (plan.is_masked_argmax or plan.is_pure_argmax) else States
-        return made(self._states[:num_tokens], chunks, begins, self, self._sampler)
+            made = LikeliestDrawn(self._numbers.unpack_from(self._found), self._states, lengths)
+        else:
+            *begins, num_tokens = accumulate(lengths, initial=0)
+            kind = AllowedStates if is_plain and (plan.is_masked_argmax or plan.is_pure_argmax) else States
+            made = kind(self._states[:num_tokens], chunks, begins, self, self._sampler)
+        if made.ruined:
+            self._clear([(rows[index], starts[index], lengths[index]) for index in made.ruined])
+        return made
 
     def choose(self, states: Tensor, masks: Tensor) -> Tensor:
         """The likeliest token after each state, of those that its mask allows, if it has one."""
@@ -146,7 +152,7 @@ class NativeForward:
     def expect_decodes(self, rows: tuple[int, ...]) -> None:
         """Make ready for steps in which these rows go on by one token each, the likeliest."""
         ones = (1,) * len(rows)
-        self._tell((rows, (0,) * len(rows), ones, ones), len(rows))
+        self._set_chunks((rows, (0,) * len(rows), ones, ones), len(rows))
         self._step.num_blocks = self._num_blocks_at
         self._step.draws = True
 
@@ -154,14 +160,18 @@ class NativeForward:
         """Such a step; `NOT_DRAWN` stands for tokens of rows whose numbers are not finite."""
         self._numbers.pack_into(self._told, len(starts) * NUMBER_BYTES, *starts)
         self._run(starts)
-        return self._numbers.unpack_from(self._found)
+        tokens = self._numbers.unpack_from(self._found)
+        if NOT_DRAWN in tokens:
+            rows = self._columns.tolist()
+            self._clear([(rows[index], starts[index], 1) for index, token in enumerate(tokens) if token == NOT_DRAWN])
+        return tokens
 
     def verify(self, rows: tuple[int, ...], starts: tuple[int, ...], widths: tuple[int, ...]) -> list[tuple[int, ...]]:
         """A step in which rows go on by a token each and the drafts after it, which they hold.
 
         Of the likeliest tokens those that stand, row by row: drafts for as long as they were drawn, and one more."""
         num_tokens = sum(widths)
-        self._tell((rows, starts, widths, widths), num_tokens)
+        self._set_chunks((rows, starts, widths, widths), num_tokens)
         self._step.num_blocks = self._num_blocks_at
         self._step.draws = False
         self._run(starts)
@@ -176,7 +186,24 @@ class NativeForward:
                 known[row, start + 1 + last - first] = drawn[last]
             kept.append(tuple(drawn[first : last + 1]))
             first += width
+        ruined = [run for run, tokens in zip(zip(rows, starts, widths), kept) if tokens[-1] == NOT_DRAWN]
+        if ruined:
+            self._clear(ruined)
         return kept
+
+    def _clear(self, runs: list[tuple[int, int, int]]) -> None:
+        """Wipe keys and values of (row, start, length) that are not finite. Tiles read some keys before a window and weigh
+        them with zero: those may be in blocks that another sequence left."""
+        rows = self._rows
+        if all(group.window is None for group in rows.groups):
+            return
+        for row, start, length in runs:
+            tables = rows.all_tables[row].reshape(-1, rows.num_columns)
+            columns = slice(start // rows.block_size, -(-(start + length) // rows.block_size))
+            blocks = torch.from_numpy(tables[:, columns].flatten()).long()
+            for page in self._cache.pages:
+                for part in page:
+                    part[blocks] = 0
 
     def _make_states(self, count: int) -> None:
         """Place for so many tokens' hidden states; torch is asked where it lies here and not in every step."""
@@ -190,7 +217,7 @@ class NativeForward:
         self._numbers = Struct(f"{count}q")
         self._table = Struct(f"{4 * count}q")
 
-    def _tell(self, columns: tuple[tuple[int, ...], ...], num_tokens: int) -> None:
+    def _set_chunks(self, columns: tuple[tuple[int, ...], ...], num_tokens: int) -> None:
         """Lay down the chunks where the library reads them."""
         count = len(columns[0])
         if count != self._count:

@@ -22,7 +22,7 @@ from penstock.runtime.ops.cpu.library import Library, open_library
 from penstock.runtime.ops.packed import GROUP, Grouped, pack
 
 MOST_BYTES_PER_WEIGHT = 2
-"""Those of 8 bits have scales besides, and rows are filled up to whole tiles."""
+"""Weights of 8 bits have scales besides, and rows are filled up to whole tiles."""
 
 
 def load_native(

@@ -34,8 +34,9 @@ class NativeRunner(StepRunner):
     ) -> None:
         spec = model.spec
         num_blocks, block_size, max_sequences, max_context = shape[:4]
-        cache = NativeCache(spec, num_blocks, block_size, cache_dtype or model.cache_dtype)
-        rows = Rows(max_sequences, max_context, block_size, spec.vocab_size, model.device)
+        cache = NativeCache(spec, num_blocks, block_size, cache_dtype or model.cache_dtype, frees=shape.frees)
+        groups = spec.cache_layout(frees=shape.frees).groups
+        rows = Rows(max_sequences, max_context, block_size, spec.vocab_size, model.device, groups)
         sampler = Sampler(rows.tokens, rows.sampling)
         self._native = NativeForward(model, rows, cache, Rotations(spec, max_context, model.device), sampler)
         super().__init__(rows, cache, self._native, sampler, spec.vocab_size)
@@ -73,10 +74,10 @@ class NativeRunner(StepRunner):
         if step > self._last_step:
             self._last_step = step
             if chunks and not copies and masks is None:
-                rows, starts, lengths, token_ids, new_blocks, samples, arrivals, num_drafts, *_ = zip(*chunks)
+                rows, starts, lengths, token_ids, new_blocks, samples, arrivals, num_drafts, _, others, _ = zip(*chunks)
                 members = (rows, lengths, token_ids, samples, arrivals)
                 if members == self._members or self._gather(members):
-                    if any(new_blocks):
+                    if any(new_blocks) or (any(others) and any(map(any, others))):
                         self._grow(batch)
                     tokens = self._native.decode(starts)
                     if self.states is not None:
@@ -116,7 +117,7 @@ class NativeRunner(StepRunner):
 
     def _grow(self, batch: Batch) -> None:
         """Take in blocks and drafts."""
-        growing = [chunk for chunk in batch.chunks if chunk.new_blocks or chunk.token_ids]
+        growing = [chunk for chunk in batch.chunks if chunk.new_blocks or chunk.token_ids or any(chunk.others)]
         self._rows.place(batch.step, growing)
         self._rows.grow(batch.step, growing)
 

@@ -48,9 +48,16 @@ class SharedForward(EagerForward):
 
     def __call__(self, chunks: list[Chunk], plan: DrawPlan, *, keeps_states: bool) -> Forwarded:
         inputs = make_inputs(chunks, self._rows)
+        if self._rows.adapters is not None:
+            self._rows.adapters.set_chunks(chunks)
         angles = self._rotations.at(inputs.layout.positions)
         hidden = self._model(inputs.token_ids, Step(inputs.layout, angles, self._cache.layers))
         return SharedStates(hidden, chunks, inputs.begins, self, self._sampler)
+
+    def likeliest(self, states: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        if self._rows.adapters is not None:
+            self._rows.adapters.set_rows(rows)
+        return self.table.likeliest(states)
 
 
 class SharedStates(States):
@@ -64,11 +71,10 @@ class SharedStates(States):
             for owner, position in zip(plan.owners, plan.positions)
         ]
         device = self._hidden.device
-        chosen, are_good = self._forward.table.likeliest(
-            self._hidden.index_select(0, torch.tensor(places, device=device))
-        )
-        drawn = torch.where(are_good, chosen, NOT_DRAWN).int()
         rows, positions = torch.tensor([plan.rows, plan.positions], device=device)
+        states = self._hidden.index_select(0, torch.tensor(places, device=device))
+        chosen, are_good = self._forward.likeliest(states, rows)
+        drawn = torch.where(are_good, chosen, NOT_DRAWN).int()
         keep_drawn(self._forward.tokens, rows, positions, drawn)
         return Drawn(drawn, list(range(len(places))))
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from penstock.errors import RankLostError
 from penstock.runtime.core.batch import Batch, StepOutput
@@ -32,15 +32,30 @@ class FilledMasks(NamedTuple):
         return split
 
 
+class AdapterWord(NamedTuple):
+    """What ranks are to do about an adapter."""
+
+    kind: Literal["read", "place", "remove"]
+    path: str
+    digest: str = ""
+    number: int = 0
+    """Under which a rank says what came of reading."""
+
+
 class Announcement(NamedTuple):
-    """A step as it is sent to every rank. Without a batch there are no more."""
+    """A step as it is sent to every rank, or word of an adapter. Without either there are no more."""
 
     batch: Batch | None
     masks: FilledMasks | None = None
+    adapter: AdapterWord | None = None
 
 
 def encode_step(batch: Batch | None, masks: FilledMasks | None = None) -> bytes:
     return _encoded(Announcement(batch, masks))
+
+
+def encode_word(word: AdapterWord) -> bytes:
+    return _encoded(Announcement(None, None, word))
 
 
 def decode_step(frame: bytes) -> Announcement:

@@ -13,16 +13,18 @@ from torch import Tensor
 
 from penstock.errors import RankLostError
 from penstock.runtime.execution.load.parameters import check_all_used
+from penstock.runtime.execution.native.adapters import NativeBank
 from penstock.runtime.execution.native.decoder import NativeDecoder, NativeWeights
 from penstock.runtime.execution.native.load import fill_native, packing_library
 from penstock.runtime.execution.parallel.world import World
 from penstock.runtime.formats.checkpoint import Checkpoint
+from penstock.runtime.layers.adapted.step import AdapterStep
 from penstock.runtime.layers.step import Step
 from penstock.runtime.models.sharding import ModelShard, shard_recipes
 from penstock.runtime.models.spec import ModelSpec
 from penstock.runtime.models.weights import Recipes, sources
 from penstock.runtime.ops.cpu import library as native
-from penstock.runtime.ops.parallel.collective import join_columns, likeliest_over
+from penstock.runtime.ops.parallel.collective import all_gather_columns, all_reduce_likeliest
 
 SUMMED_BIASES = ("attention.out.bias", "mlp.down.bias")
 """Added once to a sum: by the first of the ranks that have parts of it."""
@@ -64,6 +66,8 @@ class NativePart:
         self._fault: Exception | None = None
         """What went wrong while ranks added up; the native step has gone on without them."""
         self._add_up = native.ADD_UP(self._added)
+        self._bank: NativeBank | None = None
+        self._adapted = AdapterStep()
 
     def join(self, world: World) -> "NativePart":
         self._world = world
@@ -75,6 +79,18 @@ class NativePart:
             raise RankLostError("this part has not joined the others")
         return self._world
 
+    @property
+    def decoder(self) -> NativeDecoder:
+        return self._decoder
+
+    @property
+    def shard(self) -> ModelShard:
+        return self._shard
+
+    def adapt(self, bank: NativeBank, step: AdapterStep) -> None:
+        """Tokens may have adapters from now on; `step` says which."""
+        self._bank, self._adapted = bank, step
+
     def parameters(self) -> Iterator[Tensor]:
         return self._decoder.parameters()
 
@@ -83,35 +99,43 @@ class NativePart:
         world, place = self.world, self._shard.place
         received: Tensor | None = None
         if not place.is_first_stage:
-            received = world.take_over((len(token_ids), self.spec.hidden_size), torch.float32)
+            received = world.recv((len(token_ids), self.spec.hidden_size), torch.float32)
         sharing = native.Sharing(
             self._add_up if world.tensor.count > 1 else native.ADD_UP(),
             None if received is None else received.data_ptr(),
             self._shard.vocabulary.start,
         )
-        hidden = self._decoder(token_ids, step, sharing)
+        bank, tokens, adaptation = self._bank, self._adapted.tokens, None
+        if bank is not None and tokens is not None:
+            addresses = bank.addresses[tokens.slots.numpy()]  # the name keeps them alive
+            adaptation = native.Adaptation(addresses.ctypes.data, bank.shrunk_size, bank.has_factors)
+        hidden = self._decoder(token_ids, step, sharing, adaptation)
         if self._fault is not None:
             fault, self._fault = self._fault, None
             raise fault
         if not place.is_last_stage:
-            world.pass_on(hidden)
+            world.send(hidden)
         return hidden
 
     def scores(self, hidden: Tensor) -> Tensor:
-        return join_columns(self._decoder.scores(hidden), self.world.tensor, self._widths)
+        return all_gather_columns(self._own_scores(hidden), self.world.tensor, self._widths)
+
+    def _own_scores(self, hidden: Tensor) -> Tensor:
+        scores, tokens = self._decoder.scores(hidden), self._adapted.tokens
+        return scores if self._bank is None or tokens is None else self._bank.adapt_scores(scores, hidden, tokens.slots)
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self.scores(hidden)
 
     def likeliest(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """The likeliest token after each hidden state, and whether its scores are finite; no rank sees all scores."""
-        return likeliest_over(self._decoder.scores(hidden), self._shard.vocabulary.start, self.world.tensor)
+        return all_reduce_likeliest(self._own_scores(hidden), self._shard.vocabulary.start, self.world.tensor)
 
     def _added(self, numbers: int, count: int) -> int:
         """Called by the library in the middle of a step. Nothing may be raised through it."""
         try:
             values = (ctypes.c_float * count).from_address(numbers)
-            self.world.tensor.add(torch.frombuffer(values, dtype=torch.float32))
+            self.world.tensor.all_reduce(torch.frombuffer(values, dtype=torch.float32))
         except Exception as error:
             self._fault = error
             return 1

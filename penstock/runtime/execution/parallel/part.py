@@ -4,8 +4,9 @@ from collections.abc import Callable
 
 import torch
 
-from penstock.runtime.core.runner import Runner, RunnerShape
+from penstock.runtime.core.runner import RunnerShape
 from penstock.runtime.execution.choose import make_runner
+from penstock.runtime.execution.eager.runner import StepRunner
 from penstock.runtime.execution.load.parameters import check_all_used, fill_dummy, fill_model
 from penstock.runtime.execution.parallel.forward import SharedRunner
 from penstock.runtime.execution.parallel.native import NativePart
@@ -49,7 +50,7 @@ class ModelPart:
         return StagedDecoder(self.model, world) if world.place.ranks.pipeline > 1 else self.model
 
 
-def rank_runner(network: object, world: World, shape: RunnerShape, cache_dtype: torch.dtype | None) -> Runner:
+def rank_runner(network: object, world: World, shape: RunnerShape, cache_dtype: torch.dtype | None) -> StepRunner:
     """Stages draw in the last of them; ranks that share a vocabulary lay no scores down; others run as a whole model does."""
     if isinstance(network, StagedDecoder) or (isinstance(network, NativePart) and world.place.ranks.pipeline > 1):
         return StageRunner(network, world, shape, cache_dtype)

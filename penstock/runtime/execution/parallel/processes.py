@@ -39,7 +39,7 @@ class RankProcesses:
         home = SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
         self.folder = Path(tempfile.mkdtemp(prefix="penstock-ranks-", dir=home))  # mode 0700
         self.on_lost: OnLost | None = None
-        """Told, on another thread, why the group is lost, if nobody has noticed by then."""
+        """Called, on another thread, with the reason why the group is lost, if no step has failed for it by then."""
         self.lost: str | None = None
         """Why, once it is."""
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
@@ -47,12 +47,12 @@ class RankProcesses:
         self._watcher: threading.Thread | None = None
 
     def take(self, rank: int, process: "subprocess.Popen[bytes]", setup: bytes) -> None:
-        """A process that waits to be told what it is."""
+        """Give a waiting process its setup and watch over it."""
         self._processes[rank] = process
-        tell_rank(process, setup)
+        send_setup(process, setup)
 
     def watch(self, ranks: Sequence[int]) -> None:
-        """From here on: before that a rank that ends is missed by those who wait for it to join."""
+        """Watch these ranks from now on. Until it has joined, a rank that ends is noticed by the ranks that wait for it."""
         self._watcher = threading.Thread(target=self._watch, args=(ranks,), name="ranks", daemon=True)
         self._watcher.start()
 
@@ -98,8 +98,8 @@ class RankProcesses:
         return None
 
 
-def tell_rank(process: "subprocess.Popen[bytes]", setup: bytes) -> None:
-    """By the first line of its input."""
+def send_setup(process: "subprocess.Popen[bytes]", setup: bytes) -> None:
+    """Write the setup as the first line of the process's input."""
     if process.stdin is not None:
         with contextlib.suppress(BrokenPipeError):  # it has ended, as whoever watches will tell
             process.stdin.write(setup + b"\n")

@@ -40,7 +40,7 @@ def shared(processors: Sequence[Processor], count: int) -> list[tuple[int, ...]]
 
 
 def read_processors(allowed: Iterable[int], system: Path = SYSTEM) -> list[Processor]:
-    """Those of them that the system describes; none where it describes nothing."""
+    """The processors that the system describes; none where it describes nothing."""
     node_of: dict[int, int] = {}
     for path in sorted(system.glob("node/node[0-9]*")):
         node = int(path.name.removeprefix("node"))

@@ -17,6 +17,7 @@ from penstock.errors import RankLostError
 from penstock.runtime.core.batch import Batch, StepOutput
 from penstock.runtime.core.runner import Masks, Runner, RunnerShape, Ticket
 from penstock.runtime.execution.eager.runner import ModelRunner
+from penstock.runtime.execution.parallel.adapters import FollowingAdapters
 from penstock.runtime.execution.parallel.forward import make_cache
 from penstock.runtime.execution.parallel.frames import (
     FilledMasks,
@@ -59,15 +60,15 @@ class LeadingRunner:
         if masks is not None:
             self._held = HeldTicket(self, batch, masks)
             return self._held
-        return self.announce(batch, None)
+        return self.broadcast(batch, None)
 
-    def announce(self, batch: Batch, masks: Masks | None) -> "LeadTicket":
+    def broadcast(self, batch: Batch, masks: Masks | None) -> "LeadTicket":
         """Have all ranks compute the step, under masks as they are now."""
         self._held = None
         with together():
             filled = None if masks is None else self._filled(masks)
             if self._world.place.ranks.num_ranks > 1:
-                self._world.announce(encode_step(batch, filled))
+                self._world.broadcast(encode_step(batch, filled))
             return LeadTicket(self._runner.launch(batch, filled))
 
     def _filled(self, masks: Masks) -> FilledMasks:
@@ -77,7 +78,7 @@ class LeadingRunner:
 
     def close(self) -> None:
         """The others end."""
-        self._world.announce(encode_step(None))
+        self._world.broadcast(encode_step(None))
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +111,7 @@ class HeldTicket:
 
     def _announced(self) -> LeadTicket:
         if self.ticket is None:
-            self.ticket = self.runner.announce(self.batch, self.masks)
+            self.ticket = self.runner.broadcast(self.batch, self.masks)
         return self.ticket
 
 
@@ -125,11 +126,14 @@ def together() -> Iterator[None]:
         raise RankLostError(f"a step failed on one rank, and so on all: {type(error).__name__}: {error}") from error
 
 
-def follow(runner: Runner, world: World) -> None:
+def follow(runner: Runner, world: World, adapters: FollowingAdapters | None = None) -> None:
     """Compute what the first rank announces until it has no more."""
     launched: deque[Ticket] = deque()
     while True:
-        batch, masks = decode_step(world.listen())
+        batch, masks, word = decode_step(world.recv_broadcast())
+        if word is not None and adapters is not None:
+            adapters.take(word)
+            continue
         if batch is None:
             break
         launched.append(runner.launch(batch, masks))
@@ -174,7 +178,7 @@ class StageRunner(ModelRunner):
 
     def _answered(self, part: Batch, masks: FilledMasks | None) -> StepOutput:
         output = super().launch(part, masks).result()
-        self._world.reply(encode_output(output))
+        self._world.send_reply(encode_output(output))
         return output
 
     def _passed(self, part: Batch) -> "MicroStep":
@@ -196,12 +200,12 @@ class StageRunner(ModelRunner):
     def _catch_up(self, rows: set[int]) -> None:
         """Wait for the tokens that these rows read next."""
         while any(not rows.isdisjoint(step.rows) for step in self._awaited):
-            self.hear()
+            self.recv_output()
 
-    def hear(self) -> None:
+    def recv_output(self) -> None:
         """Take in what the oldest part of a step gave."""
         step = self._awaited.popleft()
-        output = step.output = decode_output(self._world.hear())
+        output = step.output = decode_output(self._world.recv_reply())
         drawn = [
             (chunk.row, chunk.end - chunk.num_drafts + len(tokens) - 1, tokens[-1])
             for chunk, tokens in zip(step.part.chunks, output.tokens, strict=True)
@@ -237,6 +241,6 @@ class StageTicket:
         outputs: list[StepOutput] = []
         for step in self.steps:
             while step.output is None:
-                self.runner.hear()
+                self.runner.recv_output()
             outputs.append(step.output)
         return joined(outputs, [len(step.part.chunks) for step in self.steps])

@@ -39,7 +39,7 @@ class SharedPeers:
         self._meet()
         path.unlink(missing_ok=True)
 
-    def add(self, x: Tensor) -> None:
+    def all_reduce(self, x: Tensor) -> None:
         flat = x.view(-1) if x.is_contiguous() else x.reshape(-1)
         most = BUFFER_BYTES // x.element_size()
         for piece in flat.split(most):  # type: ignore[no-untyped-call]
@@ -50,7 +50,7 @@ class SharedPeers:
         if not x.is_contiguous():
             x.copy_(flat.view(x.shape))
 
-    def collect(self, x: Tensor) -> Tensor:
+    def all_gather(self, x: Tensor) -> Tensor:
         everybody = x.new_empty((self.count, x.numel()))
         flat, most = x.reshape(-1), BUFFER_BYTES // x.element_size()
         for start in range(0, x.numel(), most):
@@ -64,7 +64,7 @@ class SharedPeers:
             peer.close()
 
     def _exchanged(self, piece: Tensor) -> list[Tensor]:
-        """Everybody's numbers, where they lie; they stay until the exchange after the next."""
+        """The numbers of all ranks, where they lie; they stay until the exchange after the next."""
         first = self._exchange % 2 * self.count
         self._exchange += 1
         parts = [

@@ -42,8 +42,8 @@ def build_shard(shard: ModelShard, device: torch.device, dtype: torch.dtype) -> 
     for layer in model.layers:
         if isinstance(layer.mlp, MixtureOfExperts):
             mixture = layer.mlp
-            small_batch = replace(mixture.spec, num_experts=len(place.experts(mixture.spec)))
-            mixture.experts = ExpertStack(small_batch, shard.spec.hidden_size, dtype)
+            fewer = replace(mixture.spec, num_experts=len(place.experts(mixture.spec)))
+            mixture.experts = ExpertStack(fewer, shard.spec.hidden_size, dtype)
     return model
 
 

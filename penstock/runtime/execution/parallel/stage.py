@@ -18,6 +18,10 @@ class StagedDecoder:
         self._world = world
 
     @property
+    def model(self) -> Decoder:
+        return self._model
+
+    @property
     def spec(self) -> ModelSpec:
         return self._model.spec
 
@@ -37,10 +41,10 @@ class StagedDecoder:
         place, model = self._world.place, self._model
         if isinstance(model.embedding, StageInput):
             shape = (len(token_ids), model.spec.hidden_size)
-            model.embedding.received = self._world.take_over(shape, model.embedding.dtype)
+            model.embedding.received = self._world.recv(shape, model.embedding.dtype)
         hidden: Tensor = model(token_ids, step)
         if not place.is_last_stage:
-            self._world.pass_on(hidden)
+            self._world.send(hidden)
         return hidden
 
     def scores(self, hidden: Tensor) -> Tensor:

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from penstock.runtime.execution.parallel.processes import RankProcesses
-from penstock.runtime.execution.parallel.world import Meeting, World
+from penstock.runtime.execution.parallel.world import Rendezvous, World
 from penstock.runtime.models.ranks import Ranks
-from penstock.runtime.ops.parallel.collective import Peers, sum_over
+from penstock.runtime.ops.parallel.collective import Peers, all_reduce
 
 HOST = "127.0.0.1"
 COMMAND = (sys.executable, "-m", "penstock.runtime.execution.parallel.timing")
@@ -50,7 +50,7 @@ def time_sums(peers: Peers, device: torch.device) -> list[tuple[int, float]]:
 
 
 def _sum(x: torch.Tensor, peers: Peers) -> None:
-    sum_over(x, peers)
+    all_reduce(x, peers)
     if x.device.type == "cuda":
         torch.cuda.synchronize()
 
@@ -60,10 +60,10 @@ def time_here(device: str, *, shares_memory: bool) -> dict[str, Any]:
     processes = RankProcesses(HOST)
     try:
         folder = str(processes.folder) if shares_memory else None
-        meeting = Meeting(HOST, processes.store.port, folder=folder)
-        setup = {"port": meeting.port, "folder": folder, "device": device}
+        rendezvous = Rendezvous(HOST, processes.store.port, folder=folder)
+        setup = {"port": rendezvous.port, "folder": folder, "device": device}
         processes.take(1, subprocess.Popen(COMMAND, stdin=subprocess.PIPE), json.dumps(setup).encode())
-        world = World(RANKS.place(0), meeting, _device(device, 0), processes.store)
+        world = World(RANKS.place(0), rendezvous, _device(device, 0), processes.store)
         timed = time_sums(world.tensor, world.device)
         world.close()
     finally:
@@ -83,11 +83,12 @@ def main() -> None:
     kinds = sys.argv[1:]
     if kinds:
         for shares_memory in (True, False) if kinds[0] == "cpu" else (False,):
-            print(json.dumps(time_here(kinds[0], shares_memory=shares_memory)), flush=True)
+            sys.stdout.write(json.dumps(time_here(kinds[0], shares_memory=shares_memory)) + "\n")
+            sys.stdout.flush()
         return
     setup = json.loads(sys.stdin.readline())
     device = _device(setup["device"], 1)
-    world = World(RANKS.place(1), Meeting(HOST, setup["port"], folder=setup["folder"]), device)
+    world = World(RANKS.place(1), Rendezvous(HOST, setup["port"], folder=setup["folder"]), device)
     time_sums(world.tensor, device)
     world.close()
 

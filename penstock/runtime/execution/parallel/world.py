@@ -45,7 +45,7 @@ Backend = Literal["gloo", "nccl"]
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
+class Rendezvous:
     """Where ranks meet, and what they exchange numbers by."""
 
     host: str
@@ -70,13 +70,13 @@ class GroupPeers:
         self.count = count
         self._group = group
 
-    def add(self, x: Tensor) -> None:
+    def all_reduce(self, x: Tensor) -> None:
         whole = x.contiguous()
         self._wait(self._group.allreduce([whole]))
         if whole is not x:
             x.copy_(whole)
 
-    def collect(self, x: Tensor) -> Tensor:
+    def all_gather(self, x: Tensor) -> Tensor:
         everybody = x.new_empty((self.count, *x.shape))
         self._wait(self._group._allgather_base(everybody.view(-1), x.contiguous().view(-1)))
         return everybody
@@ -91,13 +91,15 @@ class GroupPeers:
 class World:
     """Joining waits for all ranks. Every rank calls the same methods in the same order, but for those of the pipe."""
 
-    def __init__(self, place: RankPlace, meeting: Meeting, device: torch.device, store: Store | None = None) -> None:
+    def __init__(
+        self, place: RankPlace, rendezvous: Rendezvous, device: torch.device, store: Store | None = None
+    ) -> None:
         """The first rank made the store; the others call it."""
         self.place = place
         self.device = device
-        self._meeting = meeting
+        self._rendezvous = rendezvous
         self._backend: Backend = "nccl" if device.type == "cuda" else "gloo"
-        self.store = store or open_store(meeting.host, meeting.port, is_host=False)
+        self.store = store or open_store(rendezvous.host, rendezvous.port, is_host=False)
         self._sending: deque[tuple[Any, Tensor]] = deque()
         """What is on its way, and the memory it is sent from."""
         ranks = place.ranks
@@ -124,21 +126,21 @@ class World:
 
     # Frames
 
-    def announce(self, frame: bytes) -> None:
+    def broadcast(self, frame: bytes) -> None:
         """Give every other rank a frame; for the first rank."""
         for piece in _pieces(frame):
             _wait(self._control.broadcast(piece, 0))
 
-    def listen(self) -> bytes:
+    def recv_broadcast(self) -> bytes:
         """The next frame; for all ranks but the first."""
         return _whole(lambda piece: _wait(self._control.broadcast(piece, 0)))
 
-    def reply(self, frame: bytes) -> None:
+    def send_reply(self, frame: bytes) -> None:
         """Send a frame from the last stage to the rank of the same column in the first; it is on its way when this returns."""
         for piece in _pieces(frame):
             self._send(self._replies, piece, self.place.column)
 
-    def hear(self) -> bytes:
+    def recv_reply(self) -> bytes:
         """The next reply from the last stage."""
         ranks = self.place.ranks
         last = (ranks.pipeline - 1) * ranks.per_stage + self.place.column
@@ -146,11 +148,11 @@ class World:
 
     # The pipe
 
-    def pass_on(self, hidden: Tensor) -> None:
+    def send(self, hidden: Tensor) -> None:
         """Send hidden states to the rank of the same column a stage later; they are on their way when this returns."""
         self._send(self._pipe, hidden.contiguous(), self.place.rank + self.place.ranks.per_stage)
 
-    def take_over(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    def recv(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Hidden states from the stage before."""
         hidden = torch.empty(shape, dtype=dtype, device=self.device)
         _wait(self._pipe.recv([hidden], self.place.rank - self.place.ranks.per_stage, 0))
@@ -166,15 +168,15 @@ class World:
     def _peers(self, name: str, ranks: list[int]) -> Peers:
         if len(ranks) == 1:
             return Alone()
-        index, folder = ranks.index(self.place.rank), self._meeting.folder
+        index, folder = ranks.index(self.place.rank), self._rendezvous.folder
         if folder is not None and self.device.type == "cpu":
             home = Path(folder) / name
             home.mkdir(mode=0o700, exist_ok=True)
-            return SharedPeers(home, PrefixStore(name, self.store), index, len(ranks), self._meeting.step_s)
+            return SharedPeers(home, PrefixStore(name, self.store), index, len(ranks), self._rendezvous.step_s)
         return GroupPeers(self._group(name, ranks), index, len(ranks))
 
     def _group(self, name: str, ranks: list[int]) -> Any:
-        step = timedelta(seconds=self._meeting.step_s)
+        step = timedelta(seconds=self._rendezvous.step_s)
         if self._backend == "gloo":
             return self._gloo(name, ranks, step)
         from torch.distributed import ProcessGroupNCCL  # only builds for GPUs have it
@@ -186,7 +188,7 @@ class World:
 
     def _gloo(self, name: str, ranks: list[int], timeout: timedelta) -> Any:
         options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-        options._devices = [ProcessGroupGloo.create_device(hostname=self._meeting.here)]
+        options._devices = [ProcessGroupGloo.create_device(hostname=self._rendezvous.here)]
         options._timeout = timeout
         options._threads = 1
         store = PrefixStore(name, self.store)

@@ -6,9 +6,8 @@ from torch import Tensor, nn
 
 from penstock.runtime.layers.adapted.step import AdapterStep
 from penstock.runtime.models.spec import Activation
-from penstock.runtime.ops.activation import gate
 from penstock.runtime.ops.fp8 import Fp8
-from penstock.runtime.ops.lora import add_lora
+from penstock.runtime.ops.lora import LoraBank, add_lora, add_lora_gated
 
 
 class LoraLinear(nn.Module):
@@ -19,10 +18,10 @@ class LoraLinear(nn.Module):
         self.linear = linear
         self.sizes = tuple(sizes)
         self.step = step
-        self.a: Tensor | None = None
-        self.b: Tensor | None = None
-        self.factors: Tensor | None = None
-        """[adapters, outputs] that the plain product counts times, where one of them is a DoRA."""
+        self.bank: LoraBank | None = None
+        """Whose memory adapters are laid into."""
+        self.squares: Tensor | None = None
+        """Of the lengths of the matrix's own rows, once a DoRA has asked for them."""
 
     @property
     def bias(self) -> Tensor | None:
@@ -32,19 +31,20 @@ class LoraLinear(nn.Module):
         return self._adapted(self.linear(x), x)
 
     def gated(self, x: Tensor, activation: Activation) -> Tensor:
-        if self.step.tokens is None or self.a is None:
+        tokens = self.step.tokens
+        if tokens is None or self.bank is None:
             return self.linear.gated(x, activation)  # type: ignore[operator, no-any-return]
-        return gate(self(x), activation)
+        return add_lora_gated(self.linear(x), _floats(x), self.bias, *tokens, self.bank, self.sizes, activation)
 
     def scores(self, hidden: Tensor) -> Tensor:
         return self._adapted(self.linear.scores(hidden), hidden)  # type: ignore[operator]
 
     def _adapted(self, y: Tensor, x: Tensor | Fp8) -> Tensor:
         tokens = self.step.tokens
-        if tokens is None or self.a is None or self.b is None:
+        if tokens is None or self.bank is None:
             return y
-        if self.factors is not None:
-            factors = self.factors[tokens.slots.long()]
-            y = y * factors if self.bias is None else (y - self.bias) * factors + self.bias
-        floats = (x.values.float() * x.scales[:, None]).to(y.dtype) if isinstance(x, Fp8) else x
-        return add_lora(y, floats, tokens.groups, tokens.slots, self.a, self.b, self.sizes)
+        return add_lora(y, _floats(x), self.bias, *tokens, self.bank, self.sizes)
+
+
+def _floats(x: Tensor | Fp8) -> Tensor:
+    return (x.values.float() * x.scales[:, None]).bfloat16() if isinstance(x, Fp8) else x

@@ -9,11 +9,11 @@ from penstock.runtime.ops.moe import Groups
 
 
 class TokenSlots(NamedTuple):
-    """Adapters of some tokens: [tokens] int32, and the tokens in their order."""
+    """Adapters of some tokens: the tokens in their order, and [tokens] int32."""
 
-    slots: Tensor
     groups: Groups | None
     """What kernels read; none where the definition computes."""
+    slots: Tensor
 
 
 @dataclass(slots=True)

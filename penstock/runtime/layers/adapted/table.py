@@ -22,6 +22,8 @@ class LoraTable(nn.Module):
         self.embeddings: dict[int, Tensor] = {}
         self.heads: dict[int, Tensor] = {}
         self.factors: dict[int, Tensor] = {}
+        self.squares: Tensor | None = None
+        """Of the lengths of the matrix's own rows, once a DoRA has asked for them."""
 
     @property
     def device(self) -> torch.device:

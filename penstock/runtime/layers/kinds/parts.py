@@ -11,10 +11,13 @@ from torch import nn
 
 from penstock.errors import ModelFileError
 from penstock.runtime.layers.attention import Attention
+from penstock.runtime.layers.kinds.bounded import BoundedAttention
 from penstock.runtime.layers.kinds.latent import LatentAttention
-from penstock.runtime.layers.kinds.recurrent import ShortConvolution, StateCache, StateSpace
-from penstock.runtime.models.kinds.recurrent import Mamba2, ShortConv
+from penstock.runtime.layers.kinds.recurrent import DeltaNet, ShortConvolution, StateCache, StateSpace
+from penstock.runtime.models.kinds.bounded import Bounded
+from penstock.runtime.models.kinds.recurrent import GatedDelta, Mamba2, ShortConv
 from penstock.runtime.models.spec import GQA, MLA, ModelSpec
+from penstock.runtime.ops.kinds.bounded import BoundedCache
 from penstock.runtime.ops.kv_write import empty_cache, zeros
 from penstock.runtime.ops.layout import LatentCache
 
@@ -61,6 +64,10 @@ def _state_space(part: Mamba2, spec: ModelSpec, number: int, dtype: torch.dtype,
     return StateSpace(part, spec.hidden_size, spec.norm.eps, number, dtype)
 
 
+def _delta_net(part: GatedDelta, spec: ModelSpec, number: int, dtype: torch.dtype, table: int) -> nn.Module:
+    return DeltaNet(part, spec.hidden_size, spec.norm.eps, number, dtype)
+
+
 def _last_inputs(
     part: ShortConv, pages: Pages, num_states: int, dtype: torch.dtype, device: torch.device
 ) -> StateCache:
@@ -74,7 +81,25 @@ def _sums(part: Mamba2, pages: Pages, num_states: int, dtype: torch.dtype, devic
     return StateCache(inputs, zeros(shape, torch.float32, device))
 
 
+def _answers(part: GatedDelta, pages: Pages, num_states: int, dtype: torch.dtype, device: torch.device) -> StateCache:
+    inputs = zeros((num_states, part.conv_size, part.width - 1), torch.float32, device)
+    shape = (num_states, part.num_heads, part.key_dim, part.value_dim)
+    return StateCache(inputs, zeros(shape, torch.float32, device))
+
+
+def _bounded(part: Bounded, spec: ModelSpec, number: int, dtype: torch.dtype, table: int) -> nn.Module:
+    return BoundedAttention(part, spec.hidden_size, spec.norm.eps, number, dtype)
+
+
+def _entries(part: Bounded, pages: Pages, num_states: int, dtype: torch.dtype, device: torch.device) -> BoundedCache:
+    shape = num_states, part.capacity, part.attention.num_kv_heads
+    keys, values = (zeros((*shape, part.attention.head_dim), torch.float32, device) for _ in range(2))
+    return BoundedCache(keys, values, zeros(shape, torch.float32, device))
+
+
 PARTS: dict[type, PartBuild] = {
+    Bounded: PartBuild(_bounded, _no_pages, _entries),
+    GatedDelta: PartBuild(_delta_net, _no_pages, _answers),
     Mamba2: PartBuild(_state_space, _no_pages, _sums),
     ShortConv: PartBuild(_convolution, _no_pages, _last_inputs),
     GQA: PartBuild(_attention, _keys_and_values),

@@ -1,4 +1,4 @@
-"""Sublayers that keep a state: short convolutions (LFM2) and state-space layers (Mamba-2)."""
+"""Sublayers that keep a state: short convolutions (LFM2), state-space layers (Mamba-2), gated delta nets (Qwen3-Next)."""
 
 from typing import NamedTuple
 
@@ -10,7 +10,8 @@ from penstock.runtime.layers.linear import Linear
 from penstock.runtime.layers.norm import RMSNorm
 from penstock.runtime.layers.parameter import unfilled
 from penstock.runtime.layers.step import Step
-from penstock.runtime.models.kinds.recurrent import Mamba2, ShortConv
+from penstock.runtime.models.kinds.recurrent import GatedDelta, Mamba2, ShortConv
+from penstock.runtime.ops.kinds.delta import DeltaInputs, delta_scan
 from penstock.runtime.ops.kinds.scan import ScanInputs, causal_conv, state_scan
 from penstock.runtime.ops.layout import StateLayout
 
@@ -74,3 +75,33 @@ class StateSpace(nn.Module):
         read = (read + values.float() * self.skip[:, None]).flatten(1)
         gated = (read * functional.silu(gate.float())).to(x.dtype)
         return self.out(self.norm(gated))  # type: ignore[no-any-return]
+
+
+class DeltaNet(nn.Module):
+    """Gated delta nets. Each head's values are normed before the gate multiplies them."""
+
+    def __init__(self, spec: GatedDelta, hidden_size: int, norm_eps: float, number: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.spec = spec
+        self.number = number
+        self.into = Linear(hidden_size, spec.conv_size + spec.inner + 2 * spec.num_heads, False, dtype)
+        self.conv = unfilled(spec.conv_size, 1, spec.width, dtype=dtype)
+        self.step_bias = unfilled(spec.num_heads, dtype=torch.float32)
+        self.decay_log = unfilled(spec.num_heads, dtype=torch.float32)
+        self.norm = RMSNorm(spec.value_dim, norm_eps)
+        self.out = Linear(spec.inner, hidden_size, False, dtype)
+
+    def forward(self, x: Tensor, step: Step) -> Tensor:
+        spec, cache, states = self.spec, step.caches[self.number], states_of(step)
+        sizes = [spec.conv_size, spec.inner, spec.num_heads, spec.num_heads]
+        mixed, gate, strengths, steps = torch.split(self.into(x), sizes, dim=-1)
+        mixed = functional.silu(causal_conv(mixed, self.conv[:, 0], None, cache.inputs, step.layout, states))
+        size = spec.num_key_heads * spec.key_dim
+        queries, keys, values = torch.split(mixed, [size, size, spec.inner], dim=-1)
+        queries, keys = (part.reshape(len(x), spec.num_key_heads, spec.key_dim) for part in (queries, keys))
+        values = values.reshape(len(x), spec.num_heads, spec.value_dim)
+        decays = -self.decay_log.exp() * functional.softplus(steps.float() + self.step_bias)
+        inputs = DeltaInputs(values, keys, queries, strengths.sigmoid(), decays)
+        read = delta_scan(values, inputs, cache.sums, step.layout, states, spec).to(x.dtype)
+        normed = self.norm(read.reshape(-1, spec.value_dim)).view(len(x), -1)
+        return self.out((normed * functional.silu(gate.float())).to(x.dtype))  # type: ignore[no-any-return]

@@ -10,7 +10,7 @@ from penstock.runtime.models.gguf_head import GgufHead
 from penstock.runtime.models.pooling import Pooling, pooling_from_gguf
 from penstock.runtime.models.shape import MAX_POSITIONS, MAX_TOKEN_TYPES, DecoderShape, activation, shape_from_config
 from penstock.runtime.models.spec import Activation, Layer, ModelSpec, Norm, PlainMLP
-from penstock.runtime.models.weights import Recipe, Recipes, RowRange, Tensor
+from penstock.runtime.models.weights import Concat, Recipe, Recipes, Tensor
 
 _MATRICES = {"attention.out": "attention.output.dense", "mlp.up": "intermediate.dense", "mlp.down": "output.dense"}
 _NORMS = {"attention_norm": "attention.output.LayerNorm", "mlp_norm": "output.LayerNorm"}
@@ -61,7 +61,7 @@ def recipes(spec: ModelSpec, names: Collection[str] = ()) -> Recipes:
         norms |= {f"{ours}{mine}": f"{theirs}{name}" for mine, name in _NORMS.items()}
         for kind in ("weight", "bias"):
             parts = (f"{theirs}attention.self.{part}.{kind}" for part in ("query", "key", "value"))
-            found[f"{ours}attention.qkv.{kind}"] = RowRange(tuple(map(Tensor, parts)))
+            found[f"{ours}attention.qkv.{kind}"] = Concat(tuple(map(Tensor, parts)))
             found |= {f"{ours}{mine}.{kind}": Tensor(f"{theirs}{name}.{kind}") for mine, name in _MATRICES.items()}
     for mine, theirs in norms.items():
         found |= {f"{mine}.{kind}": recipe for kind, recipe in norm(theirs).items()}

@@ -10,7 +10,7 @@ from penstock.runtime.models.gguf_head import GgufHead
 from penstock.runtime.models.positions import rope_from_config
 from penstock.runtime.models.shape import num_experts, shape_from_config, sliding_layers, sliding_window
 from penstock.runtime.models.spec import GatedMLP, Layer, ModelSpec, MoE
-from penstock.runtime.models.weights import Mxfp4, Recipe, Recipes, RowRange, Swap, Take, Tensor
+from penstock.runtime.models.weights import Concat, Mxfp4, Recipe, Recipes, Swap, Take, Tensor
 
 _ROPE = {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096, "truncate": False}
 
@@ -58,9 +58,9 @@ def _experts(width: int, ours: str, theirs: str, names: Collection[str]) -> Reci
             return Mxfp4(blocks, f"{theirs}experts.{name}_scales")
         return Swap(Tensor(f"{theirs}experts.{name}"))
 
-    def gate_then_up(part: Recipe) -> RowRange:
+    def gate_then_up(part: Recipe) -> Concat:
         """Their rows take turns: gate, up, gate, up, ..."""
-        return RowRange(tuple(Take(part, start, 2 * width, step=2, axis=1) for start in (0, 1)), axis=1)
+        return Concat(tuple(Take(part, start, 2 * width, step=2, axis=1) for start in (0, 1)), axis=1)
 
     return {
         f"{ours}router.weight": Tensor(f"{theirs}router.weight"),

@@ -84,3 +84,40 @@ class Mamba2(Recurrent):
         count = (self.inner + self.conv_size + self.num_heads) * (hidden_size + self.bias)
         count += self.conv_size * (self.width + self.conv_bias) + 3 * self.num_heads + self.inner
         return count + (self.inner + self.bias) * hidden_size
+
+
+@dataclass(frozen=True, slots=True)
+class GatedDelta(Recurrent):
+    """Linear attention that corrects itself: each head keeps [key_dim, value_dim] numbers, which decay at every token and
+    then are moved, by a strength of its own, towards answering the token's key with its value (Qwen3-Next).
+
+    x -> (queries, keys, values) through a short convolution, gate, strengths, time steps
+    """
+
+    num_heads: int
+    """Of values; as many of them share a key and a query as there are fewer of those."""
+    num_key_heads: int
+    key_dim: int
+    value_dim: int
+    width: int
+    """Tokens that the convolution sees."""
+
+    @property
+    def inner(self) -> int:
+        return self.num_heads * self.value_dim
+
+    @property
+    def conv_size(self) -> int:
+        return self.inner + 2 * self.num_key_heads * self.key_dim
+
+    @property
+    def q_size(self) -> int:
+        return self.inner
+
+    @property
+    def state_values(self) -> int:
+        return self.conv_size * (self.width - 1) + self.num_heads * self.key_dim * self.value_dim
+
+    def num_parameters(self, hidden_size: int) -> int:
+        count = (self.conv_size + self.inner + 2 * self.num_heads) * hidden_size
+        return count + self.conv_size * self.width + 2 * self.num_heads + self.value_dim + self.inner * hidden_size

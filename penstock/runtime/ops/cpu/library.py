@@ -73,6 +73,7 @@ class NativeLayer(Structure):
         ("rotation", c_int32),
         ("scale", c_float),
         ("softcap", c_float),
+        ("table", c_int32),
     )
 
 
@@ -115,7 +116,7 @@ class RowsStep(Structure):
         ("sines", POINTER(c_void_p)),
         *((name, c_void_p) for name in ("chunks", "hidden", "drawn")),
         *((name, c_int32) for name in ("token_stride", "table_stride", "num_rotations", "num_chunks")),
-        *((name, c_int32) for name in ("draws", "yields")),
+        *((name, c_int32) for name in ("draws", "yields", "num_tables")),
     )
 
 
@@ -287,10 +288,10 @@ class Library:
             self._multiply(matrix, product)
             return places
         bits, masks = (part.contiguous() for part in allowed)
-        told = Allowed(bits.data_ptr(), masks.data_ptr(), bits.shape[1] * HALVES)
+        masked = Allowed(bits.data_ptr(), masks.data_ptr(), bits.shape[1] * HALVES)
         self._check(
             self._handle.penstock_choose_allowed(
-                self._context, ctypes.byref(matrix), ctypes.byref(product), ctypes.byref(told)
+                self._context, ctypes.byref(matrix), ctypes.byref(product), ctypes.byref(masked)
             )
         )
         return places
@@ -339,13 +340,13 @@ def choose(kernels: str, features: int) -> str | None:
     return None if name is None else str(name.decode())
 
 
-def check_layout(told: Sequence[int], structs: Sequence[type[Structure]] = STRUCTS) -> None:
+def check_layout(sizes: Sequence[int], structs: Sequence[type[Structure]] = STRUCTS) -> None:
     """Raises unless the structs here lie in memory as the library says that its own do."""
     at = 0
     for struct in structs:
         fields = [name for name, *_ in struct._fields_]
         mine = [ctypes.sizeof(struct), *(getattr(struct, name).offset for name in fields)]
-        theirs = list(told[at : at + len(mine)])
+        theirs = list(sizes[at : at + len(mine)])
         if mine != theirs:
             names = ["its size", *fields]
             differing = [name for name, here, there in zip_longest(names, mine, theirs) if here != there]
@@ -354,7 +355,7 @@ def check_layout(told: Sequence[int], structs: Sequence[type[Structure]] = STRUC
                 "python setup.py build_ext --inplace"
             )
         at += len(mine)
-    if at != len(told):
+    if at != len(sizes):
         raise EngineError("the native library has structs that are not known here; install Penstock again")
 
 
@@ -366,10 +367,10 @@ def _load() -> ctypes.CDLL | None:
             if handle.penstock_abi() != ABI:
                 continue
             numbers = POINTER(c_int32)()
-            told = handle.penstock_layout(ctypes.byref(numbers))
+            num_numbers = handle.penstock_layout(ctypes.byref(numbers))
         except (OSError, AttributeError):  # built for another machine
             continue
-        check_layout(numbers[:told])
+        check_layout(numbers[:num_numbers])
         if not hasattr(handle, "penstock_interrupt"):
             raise EngineError(
                 "the native library is older than this code; build it anew: python setup.py build_ext --inplace"

@@ -28,7 +28,7 @@ class ScanInputs(NamedTuple):
     steps: Tensor
 
 
-def _states(device: torch.device) -> Iterator[tuple[BatchLayout, StateLayout, torch.Generator]]:
+def example_states(device: torch.device) -> Iterator[tuple[BatchLayout, StateLayout, torch.Generator]]:
     generator = torch.Generator(device).manual_seed(31)
     for lengths, contexts in (([1], [1]), ([3, 1, 70], [3, 9, 90])):
         layout = example_layout(lengths, contexts, 8, 40, generator)
@@ -38,7 +38,7 @@ def _states(device: torch.device) -> Iterator[tuple[BatchLayout, StateLayout, to
 
 
 def _conv_examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
-    for layout, states, generator in _states(device):
+    for layout, states, generator in example_states(device):
         x = torch.randn((sum(layout.lengths), 6), generator=generator, device=device)
         weight = torch.randn((6, 4), generator=generator, device=device)
         held = torch.randn((4, 6, 3), generator=generator, device=device)
@@ -63,7 +63,7 @@ def causal_conv(
 
 def _scan_examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
     spec = Mamba2(4, 8, 5, 2, 4)
-    for layout, states, generator in _states(device):
+    for layout, states, generator in example_states(device):
         count = sum(layout.lengths)
 
         def normal(*shape: int, generator: torch.Generator = generator) -> Tensor:

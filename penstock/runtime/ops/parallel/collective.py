@@ -23,11 +23,11 @@ class Peers(Protocol):
     @property
     def count(self) -> int: ...
 
-    def add(self, x: Tensor) -> None:
-        """`x` becomes the sum of everybody's."""
+    def all_reduce(self, x: Tensor) -> None:
+        """`x` becomes the sum of all ranks' values."""
 
-    def collect(self, x: Tensor) -> Tensor:
-        """[count, *x.shape]: everybody's, all of one shape."""
+    def all_gather(self, x: Tensor) -> Tensor:
+        """[count, *x.shape]: the values of every rank, all of one shape."""
 
 
 class Alone:
@@ -36,10 +36,10 @@ class Alone:
     index = 0
     count = 1
 
-    def add(self, x: Tensor) -> None:
+    def all_reduce(self, x: Tensor) -> None:
         """Its own is the sum."""
 
-    def collect(self, x: Tensor) -> Tensor:
+    def all_gather(self, x: Tensor) -> Tensor:
         return x[None]
 
 
@@ -53,10 +53,10 @@ def _sum_examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
 
 
 @operation(_sum_examples)
-def sum_over(x: Tensor, peers: Peers) -> Tensor:
+def all_reduce(x: Tensor, peers: Peers) -> Tensor:
     """The sum of everybody's `x`, which is written."""
     if peers.count > 1:
-        peers.add(x)
+        peers.all_reduce(x)
     return x
 
 
@@ -65,12 +65,12 @@ def _column_examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
 
 
 @operation(_column_examples)
-def join_columns(x: Tensor, peers: Peers, widths: tuple[int, ...]) -> Tensor:
-    """Everybody's columns side by side; `widths` are how many each has."""
+def all_gather_columns(x: Tensor, peers: Peers, widths: tuple[int, ...]) -> Tensor:
+    """The columns of all ranks side by side; `widths` are how many each has."""
     if peers.count == 1:
         return x
     most = max(widths)
-    parts = peers.collect(functional.pad(x, (0, most - x.shape[1])) if x.shape[1] < most else x.contiguous())
+    parts = peers.all_gather(functional.pad(x, (0, most - x.shape[1])) if x.shape[1] < most else x.contiguous())
     if min(widths) == most:
         return parts.transpose(0, 1).flatten(1)
     return torch.cat([part[:, :width] for part, width in zip(parts, widths)], dim=1)
@@ -81,7 +81,7 @@ def _likeliest_examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
 
 
 @operation(_likeliest_examples)
-def likeliest_over(scores: Tensor, start: int, peers: Peers) -> tuple[Tensor, Tensor]:
+def all_reduce_likeliest(scores: Tensor, start: int, peers: Peers) -> tuple[Tensor, Tensor]:
     """For each row the place of the highest score of all ranks, the first of equals, and whether all are finite.
 
     `scores` are some of the columns, the first of which is number `start`; ranks hold them in order.
@@ -90,7 +90,7 @@ def likeliest_over(scores: Tensor, start: int, peers: Peers) -> tuple[Tensor, Te
     finite = torch.isfinite(scores.sum(1, dtype=torch.float32))
     # float64 holds any score and any place exactly: one exchange carries all three.
     reported = torch.stack((best.double(), (places + start).double(), finite.double()), dim=1)
-    everybody = peers.collect(reported)
+    everybody = peers.all_gather(reported)
     winner = everybody[:, :, 0].argmax(dim=0)
     chosen = everybody[:, :, 1].gather(0, winner[None])[0].long()
     return chosen, everybody[:, :, 2].amin(dim=0) > 0

@@ -16,6 +16,7 @@ from penstock.runtime.ops.triton import (
     tiles,
 )
 from penstock.runtime.ops.triton.grouped import lora
+from penstock.runtime.ops.triton.kinds import latent
 
 __all__ = [
     "activation",
@@ -24,6 +25,7 @@ __all__ = [
     "draw",
     "fp8",
     "kv_write",
+    "latent",
     "linear",
     "lora",
     "moe",

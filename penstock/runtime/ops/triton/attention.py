@@ -18,6 +18,7 @@ from penstock.runtime.ops.layout import AnyCache, BatchLayout
 from penstock.runtime.ops.triton.decode import Singles, attend_singles, common_width
 from penstock.runtime.ops.triton.host.chain import await_others, chained
 from penstock.runtime.ops.triton.host.launch import entry
+from penstock.runtime.ops.triton.host.tile_table import TileConfig, tiles_of
 from penstock.runtime.ops.triton.paged import LOG2_E, capped, scales_of, shape, slots_of
 
 MIN_DENSE_QUERIES = 1024
@@ -38,6 +39,8 @@ def _swept(
     for begin in range(low, high, TILE):
         keys_at = begin + tl.arange(0, TILE)
         inside = keys_at < high
+        if WINDOW:  # blocks behind the window may be another sequence's by now
+            inside = inside & (keys_at > tl.min(position, axis=0) - WINDOW)
         slot = slots_of(tables, 0, keys_at, inside, BLOCK_SIZE)
         place = (slot * KV_HEADS + kv_head)[:, None] * DIM + columns[None, :]
         if MASKED:
@@ -135,23 +138,6 @@ def _runs(
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
-    """Queries and keys a tile, warps, loads under way."""
-
-    queries: int
-    tile: int
-    warps: int
-    stages: int
-
-
-def cut_of(q: Tensor) -> Cut:
-    is_short, head_dim = q.element_size() == 2, q.shape[-1]
-    if head_dim > 128:
-        return Cut(32, 32, 4, 2 if is_short else 1)
-    return Cut(64, 64, 4, 2 if is_short else 1)
-
-
-@dataclass(frozen=True, slots=True)
 class Whole:
     """A long prompt computed in one piece: the library's dense attention is faster for it."""
 
@@ -245,16 +231,16 @@ def prepare_dense(spec: GQA, most_tokens: int, dtype: torch.dtype, device: torch
 
 @attention.kernel("cuda", fits=lambda q, *rest: q.shape[0] > 0)
 def paged_attention(q: Tensor, cache: AnyCache, layout: BatchLayout, spec: GQA, sinks: Tensor | None) -> Tensor:
-    cut = cut_of(q)
+    config = tiles_of("attention of runs", size=q.shape[-1], value_bytes=q.element_size())
     is_plain = _is_dense(spec) and sinks is None and q.element_size() == 2
     width = common_width(layout, spec)
-    plan = layout.derived.get(("triton attention", cut.queries, is_plain, width))
+    plan = layout.derived.get(("triton attention", config.rows, is_plain, width))
     if plan is None:
         if layout.lengths:
-            plan = plan_of(layout, cut.queries, cache.block_size, is_plain=is_plain, width=width)
+            plan = plan_of(layout, config.rows, cache.block_size, is_plain=is_plain, width=width)
         else:
-            plan = _plan_on_device(layout, cut.queries, q.shape[0])
-        layout.derived["triton attention", cut.queries, is_plain, width] = plan
+            plan = _plan_on_device(layout, config.rows, q.shape[0])
+        layout.derived["triton attention", config.rows, is_plain, width] = plan
     if plan.whole and plan.whole[0].length == len(q):
         return _attend_whole(q, cache, spec, plan.whole[0])
     out = torch.empty_like(q)
@@ -262,7 +248,7 @@ def paged_attention(q: Tensor, cache: AnyCache, layout: BatchLayout, spec: GQA, 
         attend_singles(q, cache, layout, spec, sinks, plan.singles, out)
     for whole in plan.whole:
         out[whole.begin : whole.begin + whole.length] = _attend_whole(q, cache, spec, whole)
-    attend_runs(q, cache, layout, spec, sinks, plan, out, cut)
+    attend_runs(q, cache, layout, spec, sinks, plan, out, config)
     return out
 
 
@@ -274,7 +260,7 @@ def attend_runs(
     sinks: Tensor | None,
     plan: AttentionPlan,
     out: Tensor,
-    cut: Cut,
+    config: TileConfig,
 ) -> None:
     if plan.tile_chunks is None or plan.tile_offsets is None or not len(plan.tile_chunks):
         return
@@ -293,11 +279,11 @@ def attend_runs(
         spec.scale * LOG2_E,
         layout.block_tables.stride(0),
         **shape(cache, spec, sinks),
-        QUERIES=cut.queries,
-        TILE=cut.tile,
+        QUERIES=config.rows,
+        TILE=config.block,
         **chained(),
-        num_warps=cut.warps,
-        num_stages=cut.stages,
+        num_warps=config.warps,
+        num_stages=config.stages,
     )
 
 

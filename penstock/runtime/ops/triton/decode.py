@@ -1,6 +1,6 @@
 """Attention of single queries over the paged cache, or of as many of each sequence; its keys are split over programs."""
 
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -15,6 +15,7 @@ from penstock.runtime.ops.layout import AnyCache, BatchLayout, LayerCache
 from penstock.runtime.ops.rope import Angles
 from penstock.runtime.ops.triton.host.chain import await_others, chained
 from penstock.runtime.ops.triton.host.launch import entry
+from penstock.runtime.ops.triton.host.tile_table import TileConfig, tiles_of
 from penstock.runtime.ops.triton.paged import (
     LOG2_E,
     attend_own,
@@ -204,7 +205,7 @@ def _decode(
 
 @entry
 @triton.jit
-def _join_heads(
+def join_heads(
     out, partial, peaks, sums, sinks, HEADS: tl.constexpr, DIM: tl.constexpr, PAD: tl.constexpr,
     SPLITS: tl.constexpr, SINKS: tl.constexpr, LOG2_E: tl.constexpr, CHAINS: tl.constexpr,
 ):  # fmt: skip
@@ -218,28 +219,11 @@ def _join_heads(
     )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """Keys a tile, warps, loads under way; and runs of keys a sequence is split into."""
-
-    tile: int
-    warps: int
-    stages: int
-    splits: int = 1
-
-
-CUTS = {32: Cut(32, 2, 4), 128: Cut(64, 8, 2), 512: Cut(128, 4, 3), 1024: Cut(32, 2, 2)}
-"""By the most programs they are best for, measured on an H200."""
-
-
-def cut_of(num_programs: int, q: Tensor, cache: AnyCache) -> Cut:
+def tile_config(num_programs: int, q: Tensor) -> TileConfig:
+    """Tiles of the table, in as many runs of keys as keep the device busy."""
     splits = min(triton.next_power_of_2(max(PROGRAMS // num_programs, 1)), MAX_SPLITS)
-    if q.element_size() > 2 or q.shape[-1] > 128:
-        return Cut(32, 4, 1, splits)
-    for most, cut in CUTS.items():
-        if num_programs <= most:
-            return Cut(cut.tile, cut.warps, cut.stages, splits)
-    return Cut(128, 4, 3, splits)
+    tiles = tiles_of("attention of tokens", num_programs, q.shape[-1], value_bytes=q.element_size())
+    return replace(tiles, splits=splits)
 
 
 class Placing(NamedTuple):
@@ -311,12 +295,12 @@ def attend_singles(
     singles: Singles,
     out: Tensor,
     placing: Placing | None = None,
-    cut: Cut | None = None,
+    config: TileConfig | None = None,
 ) -> None:
     group = spec.num_heads // spec.num_kv_heads
     num_programs = singles.num_chunks * spec.num_kv_heads
-    cut = cut or cut_of(num_programs, q, cache)
-    splits = cut.splits
+    config = config or tile_config(num_programs, q)
+    splits = config.splits
     is_half = q.element_size() == 2 and placing is None and spec.head_dim % 2 == 0 and spec.head_dim >= 32
     kind = kind_of_bytes(cache) if is_half else 0
     keys, values = (part.view(torch.int16) if kind else part for part in (cache.keys, cache.values))
@@ -356,7 +340,7 @@ def attend_singles(
         GROUP=group,
         ROWS=max(triton.next_power_of_2(group * singles.width), 16),
         HALF=0 if angles is None else angles.cosine.shape[-1],
-        TILE=cut.tile,
+        TILE=config.block,
         SPLITS=splits,
         LISTED=singles.members is not None,
         CHECKED=singles.is_checked,
@@ -367,12 +351,12 @@ def attend_singles(
         NATIVE=q.is_cuda,
         SEVERAL=several,
         **chained(),
-        num_warps=cut.warps,
-        num_stages=cut.stages,
+        num_warps=config.warps,
+        num_stages=config.stages,
     )
     if several and splits > 1:
         sunk = q if sinks is None else sinks
-        _join_heads[(num_queries, spec.num_heads)](
+        join_heads[(num_queries, spec.num_heads)](
             out, partial, peaks, sums, sunk, HEADS=spec.num_heads, DIM=spec.head_dim,
             PAD=triton.next_power_of_2(spec.head_dim), SPLITS=splits, SINKS=sinks is not None, LOG2_E=LOG2_E,
             **chained(), num_warps=2,

@@ -14,7 +14,8 @@ from penstock.runtime.ops.fp8 import LEAST, MOST, Fp8, multiply_fp8, round_gated
 from penstock.runtime.ops.triton.activation import KINDS, activated
 from penstock.runtime.ops.triton.host.chain import await_others, chained
 from penstock.runtime.ops.triton.host.launch import entry
-from penstock.runtime.ops.triton.small_batch import Cut, Scales, small_batch
+from penstock.runtime.ops.triton.host.tile_table import tiles_of
+from penstock.runtime.ops.triton.small_batch import Scales, small_batch
 
 MAX_SIZE = 32768
 MAX_SMALL_BATCH = 64
@@ -71,15 +72,6 @@ def _round_normed(
     rounded = (normed * tl.div_rn(MOST, most)).to(values.dtype.element_ty)
     tl.store(values + row * SIZE + columns, rounded, mask=inside)
     tl.store(scales + row, tl.div_rn(most, MOST))
-
-
-TALL = Cut(rows=128, block=128, warps=8, stages=4)
-WIDE = Cut(rows=64, block=256, warps=4, stages=5)
-LONG = Cut(rows=64, block=512, warps=4, stages=3, splits=2)
-NARROW = Cut(rows=64, block=256, warps=4, stages=4, splits=4)
-MIN_TALL, MAX_NARROW, MIN_LONG = 16384, 5120, 8192
-MAX_FEWEST = 16
-"""Rows of x for which these are best; more leave less room for loads under way."""
 
 
 def _launch_round(x: Tensor, size: int, activation: Activation | None) -> Fp8:
@@ -139,17 +131,8 @@ def _small_batch_fits(values: Tensor, scales: Tensor, weight: Fp8, bias: Tensor 
 def multiply_small_batch(
     values: Tensor, scales: Tensor, weight: Fp8, bias: Tensor | None, dtype: torch.dtype
 ) -> Tensor:
-    cut = cut_of(len(values), *weight.values.shape)
-    return small_batch(values, weight.values, bias, dtype, cut, scales=Scales(scales, weight.scales))
-
-
-def cut_of(num_rows: int, num_out: int, size: int) -> Cut:
-    """Measured on an H200, in the chain of a whole step. Few rows of the matrix alone do not keep the chip busy."""
-    if num_rows > MAX_FEWEST:
-        return Cut(64, 256, 4, 4, splits=2 if num_out <= MAX_NARROW else 1)
-    if num_out > MAX_NARROW:
-        return TALL if num_out >= MIN_TALL else WIDE
-    return LONG if size >= MIN_LONG else NARROW
+    config = tiles_of("fp8", *weight.values.shape, len(values), 1)
+    return small_batch(values, weight.values, bias, dtype, config, scales=Scales(scales, weight.scales))
 
 
 def _scaled_fits(values: Tensor, scales: Tensor, weight: Fp8, bias: Tensor | None, dtype: torch.dtype) -> bool:

@@ -13,9 +13,9 @@ from penstock.runtime.ops.activation import CLAMP, SHARPNESS
 from penstock.runtime.ops.linear import gated_linear, linear
 from penstock.runtime.ops.triton.activation import KINDS, gated
 from penstock.runtime.ops.triton.host.chain import await_others, chained
-from penstock.runtime.ops.triton.host.chosen import CHOSEN
 from penstock.runtime.ops.triton.host.launch import entry
-from penstock.runtime.ops.triton.small_batch import Cut, small_batch
+from penstock.runtime.ops.triton.host.tile_table import tiles_of
+from penstock.runtime.ops.triton.small_batch import small_batch
 
 MAX_SMALL_BATCH = 32
 """Rows up to which products here take no longer than the library's, and can begin early and gate what they make."""
@@ -63,12 +63,6 @@ def _one(
     tl.store(out + rows, value.to(out.dtype.element_ty), mask=rows < num_out)
 
 
-NARROW = Cut(16, 512, 2, 3)
-SPLIT = Cut(64, 128, 4, 6, splits=2)
-WIDE = Cut(64, 128, 4, 6)
-GATED = Cut(64, 64, 4, 5)
-
-
 def one_row(
     x: Tensor,
     weight: Tensor,
@@ -78,36 +72,14 @@ def one_row(
     size = weight.shape[1]
     num_out = weight.shape[0] // (1 if activation is None else 2)
     out = torch.empty((1, num_out), dtype=x.dtype, device=x.device)
-    rows, block, warps = _one_cut(size, is_gated=activation is not None)
-    _one[(triton.cdiv(num_out, rows),)](
+    tiles = tiles_of("one row" if activation is None else "one row gated", size=size)
+    _one[(triton.cdiv(num_out, tiles.rows),)](
         x, weight, x if bias is None else bias, out, num_out, size,
-        ROWS=rows, BLOCK=min(block, triton.next_power_of_2(size)), BIAS=bias is not None,
+        ROWS=tiles.rows, BLOCK=min(tiles.block, triton.next_power_of_2(size)), BIAS=bias is not None,
         GATES=activation is not None, KIND=KINDS[activation or "silu"], CLAMP=CLAMP, SHARPNESS=SHARPNESS,
-        **chained(), num_warps=warps,
+        **chained(), num_warps=tiles.warps,
     )  # fmt: skip
     return out
-
-
-def _one_cut(size: int, is_gated: bool) -> tuple[int, int, int]:
-    """Rows of the matrix a program reads, columns at a time, warps. Measured on an H200, in the chain of a whole step."""
-    if size <= 1024:
-        return 4, 1024, 4
-    if is_gated:
-        return 1, 1024, 4
-    return 1, 4096 if size <= 4096 else 2048, 8
-
-
-def cut_of(num_out: int, size: int, is_gated: bool = False) -> Cut:
-    """As chosen for this device; else measured on an H200, in the chain of a whole step: few rows of the matrix alone do not
-    keep the whole chip busy."""
-    chosen = CHOSEN.get(("gated" if is_gated else "linear", num_out, size))
-    if chosen is not None:
-        return chosen
-    if num_out <= 2048:
-        return NARROW
-    if is_gated:
-        return GATED
-    return SPLIT if num_out <= 5120 and size >= 4096 else WIDE
 
 
 def _fits(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
@@ -134,8 +106,8 @@ def gated_linear_one_row(x: Tensor, weight: Tensor, bias: Tensor | None, activat
 
 @gated_linear.kernel("cuda", fits=_gated_small_batch_fits)
 def gated_linear_small_batch(x: Tensor, weight: Tensor, bias: Tensor | None, activation: Activation) -> Tensor:
-    cut = cut_of(weight.shape[0] // 2, x.shape[1], is_gated=True)
-    return small_batch(x, weight, bias, x.dtype, cut, activation=activation)
+    config = tiles_of("gated", weight.shape[0] // 2, x.shape[1])
+    return small_batch(x, weight, bias, x.dtype, config, activation=activation)
 
 
 @linear.kernel("cuda", fits=_fits)
@@ -145,4 +117,4 @@ def linear_one_row(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 @linear.kernel("cuda", fits=_small_batch_fits)
 def linear_small_batch(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return small_batch(x, weight, bias, x.dtype, cut_of(*weight.shape))
+    return small_batch(x, weight, bias, x.dtype, tiles_of("linear", *weight.shape))

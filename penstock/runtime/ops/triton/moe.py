@@ -8,8 +8,6 @@ A pair is a token and one expert chosen for it; pair p belongs to token p // num
 The number of tiles depends on the choices, so as many are launched as there could be, and those left over end at once.
 """
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
@@ -21,6 +19,7 @@ from penstock.runtime.ops.moe import Experts, Groups, mix_experts, route
 from penstock.runtime.ops.triton.activation import KINDS, activated
 from penstock.runtime.ops.triton.host.chain import await_others, chained
 from penstock.runtime.ops.triton.host.launch import entry
+from penstock.runtime.ops.triton.host.tile_table import TileConfig, tiles_of
 from penstock.runtime.ops.triton.sorting import sort_pairs
 
 MAX_EXPERTS = 256
@@ -246,68 +245,56 @@ def route_tokens(scores: Tensor, spec: MoE) -> tuple[Tensor, Tensor]:
     return weights, chosen
 
 
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """How a product is cut: rows of a matrix a program reads, inputs at a time, warps, loads under way."""
-
-    rows: int
-    block: int
-    warps: int
-    stages: int = 3
-
-
-GATE_PAIRS = Cut(rows=2, block=2048, warps=8)
-DOWN_TOKEN = Cut(rows=8, block=256, warps=4)
-DOWN_TOKENS = Cut(rows=4, block=256, warps=4)
-
-
-def gate_pairs(x: Tensor, chosen: Tensor, experts: Experts, spec: MoE, cut: Cut) -> Tensor:
+def gate_pairs(x: Tensor, chosen: Tensor, experts: Experts, spec: MoE, config: TileConfig) -> Tensor:
     """Each pair's numbers between its expert's two products, [pairs, width]."""
     (num_tokens, size), width, active = x.shape, spec.expert.width, spec.num_active
     inner = torch.empty((num_tokens * active, width), dtype=x.dtype, device=x.device)
-    _gate_pair[(num_tokens * active, triton.cdiv(width, cut.rows))](
+    _gate_pair[(num_tokens * active, triton.cdiv(width, config.rows))](
         x, chosen, experts.gate_up, _or(experts.gate_up_bias, x), inner,
-        ACTIVE=active, SIZE=size, WIDTH=width, ROWS=cut.rows, BLOCK=min(cut.block, triton.next_power_of_2(size)),
-        BIAS=experts.gate_up_bias is not None, **_activation(spec), **chained(), num_warps=cut.warps,
+        ACTIVE=active, SIZE=size, WIDTH=width, ROWS=config.rows, BLOCK=min(config.block, triton.next_power_of_2(size)),
+        BIAS=experts.gate_up_bias is not None, **_activation(spec), **chained(), num_warps=config.warps,
     )  # fmt: skip
     return inner
 
 
-def down_tokens(inner: Tensor, weights: Tensor, chosen: Tensor, experts: Experts, spec: MoE, cut: Cut) -> Tensor:
+def down_tokens(
+    inner: Tensor, weights: Tensor, chosen: Tensor, experts: Experts, spec: MoE, config: TileConfig
+) -> Tensor:
     """The weighted sum over each token's pairs, [tokens, hidden]."""
     num_tokens, (size, width) = len(weights), experts.down.shape[1:]
     out = torch.empty((num_tokens, size), dtype=inner.dtype, device=inner.device)
-    _down_token[(num_tokens, triton.cdiv(size, cut.rows))](
+    _down_token[(num_tokens, triton.cdiv(size, config.rows))](
         inner, weights, chosen, experts.down, _or(experts.down_bias, inner), out,
         ACTIVE=spec.num_active, ACTIVE_PAD=triton.next_power_of_2(spec.num_active), SIZE=size, WIDTH=width,
-        ROWS=cut.rows, BLOCK=min(cut.block, triton.next_power_of_2(width)),
-        BIAS=experts.down_bias is not None, **chained(), num_warps=cut.warps,
+        ROWS=config.rows, BLOCK=min(config.block, triton.next_power_of_2(width)),
+        BIAS=experts.down_bias is not None, **chained(), num_warps=config.warps,
     )  # fmt: skip
     return out
 
 
-def gate_tiles(x: Tensor, groups: Groups, experts: Experts, spec: MoE, tile: int, cut: Cut) -> Tensor:
+def gate_tiles(x: Tensor, groups: Groups, experts: Experts, spec: MoE, tile: int, config: TileConfig) -> Tensor:
     """Each pair's numbers between its expert's two products, [pairs, width], in the order of experts."""
     size, width = x.shape[1], spec.expert.width
     inner = torch.empty((len(groups.order), width), dtype=x.dtype, device=x.device)
-    block = _block(cut, size)
-    _gate_tile[(triton.cdiv(width, cut.rows), len(groups.tiles))](
+    block = _block(config, size)
+    _gate_tile[(triton.cdiv(width, config.rows), len(groups.tiles))](
         x, groups.order, groups.tiles, experts.gate_up, _or(experts.gate_up_bias, x), inner,
-        ACTIVE=spec.num_active, SIZE=size, WIDTH=width, PAIRS=tile, ROWS=cut.rows, BLOCK=block, EVEN=size % block == 0,
-        BIAS=experts.gate_up_bias is not None, **_activation(spec), **chained(), num_warps=cut.warps, num_stages=cut.stages,
+        ACTIVE=spec.num_active, SIZE=size, WIDTH=width, PAIRS=tile, ROWS=config.rows, BLOCK=block, EVEN=size % block == 0,
+        BIAS=experts.gate_up_bias is not None, **_activation(spec), **chained(),
+        num_warps=config.warps, num_stages=config.stages,
     )  # fmt: skip
     return inner
 
 
-def down_tiles(inner: Tensor, groups: Groups, experts: Experts, tile: int, cut: Cut) -> Tensor:
+def down_tiles(inner: Tensor, groups: Groups, experts: Experts, tile: int, config: TileConfig) -> Tensor:
     """What each pair's expert makes of it, [pairs, hidden], in the order of tokens."""
     size, width = experts.down.shape[1:]
     made = torch.empty((len(groups.order), size), dtype=inner.dtype, device=inner.device)
-    block = _block(cut, width)
-    _down_tile[(triton.cdiv(size, cut.rows), len(groups.tiles))](
+    block = _block(config, width)
+    _down_tile[(triton.cdiv(size, config.rows), len(groups.tiles))](
         inner, groups.order, groups.tiles, experts.down, _or(experts.down_bias, inner), made,
-        SIZE=size, WIDTH=width, PAIRS=tile, ROWS=cut.rows, BLOCK=block, EVEN=width % block == 0,
-        BIAS=experts.down_bias is not None, **chained(), num_warps=cut.warps, num_stages=cut.stages,
+        SIZE=size, WIDTH=width, PAIRS=tile, ROWS=config.rows, BLOCK=block, EVEN=width % block == 0,
+        BIAS=experts.down_bias is not None, **chained(), num_warps=config.warps, num_stages=config.stages,
     )  # fmt: skip
     return made
 
@@ -322,16 +309,13 @@ def weigh(made: Tensor, weights: Tensor) -> Tensor:
     return out
 
 
-def cuts(x: Tensor, spec: MoE) -> tuple[int, Cut, Cut]:
-    """Pairs a tile, and how both products are cut. While an expert has few pairs its matrices' bytes are what counts."""
-    if x.element_size() > 2:  # float32 takes twice the room
-        return 16, Cut(32, 32, 4, 2), Cut(32, 32, 4, 2)
+def tile_configs(x: Tensor, spec: MoE) -> tuple[int, TileConfig, TileConfig]:
+    """Pairs a tile, and the tiles of both products."""
     pairs_of_expert = x.shape[0] * spec.num_active / spec.num_experts
-    if pairs_of_expert <= 16:
-        return (16 if pairs_of_expert <= 8 else 32), Cut(64, 128, 4, 3), Cut(64, 128, 4, 3)
-    if pairs_of_expert <= 64:
-        return 64, Cut(128, 64, 8, 4), Cut(128, 64, 8, 4)
-    return 128, Cut(128, 64, 8, 4), Cut(128, 64, 8, 3)
+    shape = {"num_rows": pairs_of_expert, "value_bytes": x.element_size()}
+    pairs = next((most for most, few in ((16, 8), (32, 16), (64, 64)) if pairs_of_expert <= few), 128)
+    pairs = 16 if x.element_size() > 2 else pairs  # float32 takes twice the room
+    return pairs, tiles_of("expert tiles gate", **shape), tiles_of("expert tiles down", **shape)
 
 
 def _fits(x: Tensor, weights: Tensor, chosen: Tensor, experts: Experts, spec: MoE) -> bool:
@@ -345,20 +329,20 @@ def _fits_singles(x: Tensor, weights: Tensor, chosen: Tensor, experts: Experts, 
 
 @mix_experts.kernel("cuda", fits=_fits_singles)
 def mix_by_pairs(x: Tensor, weights: Tensor, chosen: Tensor, experts: Experts, spec: MoE) -> Tensor:
-    inner = gate_pairs(x, chosen, experts, spec, GATE_PAIRS)
-    return down_tokens(inner, weights, chosen, experts, spec, DOWN_TOKEN if len(x) == 1 else DOWN_TOKENS)
+    inner = gate_pairs(x, chosen, experts, spec, tiles_of("expert pairs"))
+    return down_tokens(inner, weights, chosen, experts, spec, tiles_of("expert sums", num_rows=len(x)))
 
 
 @mix_experts.kernel("cuda", fits=_fits)
 def mix_by_tiles(x: Tensor, weights: Tensor, chosen: Tensor, experts: Experts, spec: MoE) -> Tensor:
-    tile, gate, down = cuts(x, spec)
+    tile, gate, down = tile_configs(x, spec)
     groups = sort_pairs(chosen, spec.num_experts, tile)
     inner = gate_tiles(x, groups, experts, spec, tile, gate)
     return weigh(down_tiles(inner, groups, experts, tile, down), weights)
 
 
-def _block(cut: Cut, size: int) -> int:
-    return max(min(cut.block, 1 << (size - 1).bit_length()), 16)
+def _block(config: TileConfig, size: int) -> int:
+    return max(min(config.block, 1 << (size - 1).bit_length()), 16)
 
 
 def _or(bias: Tensor | None, instead: Tensor) -> Tensor:

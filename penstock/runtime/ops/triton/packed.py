@@ -3,8 +3,6 @@
 Many rows are worth a copy of the matrix in floats, which the library multiplies.
 """
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
@@ -23,6 +21,7 @@ from penstock.runtime.ops.packed import (
 )
 from penstock.runtime.ops.triton.host.chain import await_others, chained
 from penstock.runtime.ops.triton.host.launch import entry
+from penstock.runtime.ops.triton.host.tile_table import TileConfig, tiles_of
 from penstock.runtime.ops.triton.small_batch import MAX_PROGRAMS, counters, sum_parts
 
 MAX_SMALL_BATCH = 128
@@ -210,34 +209,16 @@ def _widen(
         tl.store(out + target * SIZE + columns, (numbers * scale_of_all).to(out.dtype.element_ty), mask=inside)
 
 
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """Rows of the matrix a program reads, warps, loads under way, programs the columns are split over."""
-
-    rows: int
-    warps: int
-    stages: int
-    splits: int = 1
-
-
-def cut_of(num_rows: int, weight: PackedWords) -> Cut:
-    """Measured on an H200: few rows of the matrix alone do not keep the whole chip busy."""
-    splits = 1 if weight.num_rows > 65536 else 2 if weight.num_rows > 16384 else 4 if weight.bits == 4 else 8
-    if num_rows <= 32:
-        return Cut(64, 4, 3, splits)
-    return Cut(128, 8, 2 if weight.bits == 4 else 3, splits)
-
-
 def small_batch(
     x: Tensor,
     weight: PackedWords,
     bias: Tensor | None,
     dtype: torch.dtype | None = None,
-    cut: Cut | None = None,
+    config: TileConfig | None = None,
 ) -> Tensor:
     """Up to MAX_FEW rows; the result in `dtype`, if it is not that of x."""
     (num_rows, size), num_out = x.shape, weight.num_rows
-    cut = cut or cut_of(num_rows, weight)
+    config = config or tiles_of(f"packed {weight.bits}", weight.num_rows, num_rows=num_rows)
     minimums = weight.scales if weight.minimums is None else weight.minimums
     shape = {
         "SIZE": size, "GROUP": weight.group, "PER": weight.values_per_word, "LANES": LANES, "TAIL": weight.tail,
@@ -252,12 +233,12 @@ def small_batch(
         )  # fmt: skip
         return out
     pad = min(max(triton.next_power_of_2(num_rows), 16), MAX_TOKENS if x.element_size() == 2 else MAX_TOKENS // 4)
-    tiles = (triton.cdiv(num_rows, pad), triton.cdiv(num_out, cut.rows))
-    splits = 1 if tiles[0] * tiles[1] > MAX_PROGRAMS else cut.splits
+    tiles = (triton.cdiv(num_rows, pad), triton.cdiv(num_out, config.rows))
+    splits = 1 if tiles[0] * tiles[1] > MAX_PROGRAMS else config.splits
     partial = torch.empty((splits, tiles[0] * pad, num_out) if splits > 1 else (0,), device=x.device)
     _small_batch[(*tiles, splits)](
         *operands, partial, counters(x.device), num_rows, num_out, weight.scales.stride(0),
-        PAD=pad, ROWS=cut.rows, SPLITS=splits, **shape, num_warps=cut.warps, num_stages=cut.stages,
+        PAD=pad, ROWS=config.rows, SPLITS=splits, **shape, num_warps=config.warps, num_stages=config.stages,
     )  # fmt: skip
     return out
 

@@ -4,7 +4,6 @@ Rows of the matrix are the tall side of the matrix units' tile, rows of x the sh
 rows of x enough to fill larger tiles.
 """
 
-from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
@@ -19,6 +18,7 @@ from penstock.runtime.ops.activation import CLAMP, SHARPNESS
 from penstock.runtime.ops.triton.activation import KINDS, gated
 from penstock.runtime.ops.triton.host.chain import await_others, chained
 from penstock.runtime.ops.triton.host.launch import entry
+from penstock.runtime.ops.triton.host.tile_table import TileConfig
 
 MAX_PROGRAMS = 4096
 """Rows of programs among which columns can be split."""
@@ -117,17 +117,6 @@ def _small_batch(
         tl.store(out + tokens[None, :] * num_out + rows[:, None], total.to(kind), mask=is_token & is_row)
 
 
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """Rows of the matrix a program reads, columns at a time, warps, loads under way, programs the columns are split over."""
-
-    rows: int
-    block: int
-    warps: int
-    stages: int
-    splits: int = 1
-
-
 class Scales(NamedTuple):
     """Of the rows of x, and of those of the matrix."""
 
@@ -154,29 +143,29 @@ def small_batch(
     weight: Tensor,
     bias: Tensor | None,
     dtype: torch.dtype,
-    cut: Cut,
+    config: TileConfig,
     *,
     scales: Scales | None = None,
     activation: Activation | None = None,
 ) -> Tensor:
     num_rows, size = x.shape
     num_out = weight.shape[0] // (1 if activation is None else 2)
-    splits = 1 if activation is not None or triton.cdiv(num_out, cut.rows) > MAX_PROGRAMS else cut.splits
+    splits = 1 if activation is not None or triton.cdiv(num_out, config.rows) > MAX_PROGRAMS else config.splits
     out = torch.empty((num_rows, num_out), dtype=dtype, device=x.device)
-    block = max(min(cut.block, triton.next_power_of_2(size)), 16 if scales is None else 32)
+    block = max(min(config.block, triton.next_power_of_2(size)), 16 if scales is None else 32)
     pad = max(triton.next_power_of_2(num_rows), 16)
-    num_read = cut.rows * (1 if activation is None else 2)
+    num_read = config.rows * (1 if activation is None else 2)
     lines = min(AHEAD_BYTES // num_read, size // splits * x.element_size()) // LINE_BYTES
     loaded_bytes = (num_read + pad) * block * x.element_size()
     partial = torch.empty((splits, pad, num_out) if splits > 1 else (0,), device=x.device)
     x_scales, weight_scales = scales or (x, x)
-    _small_batch[(triton.cdiv(num_out, cut.rows), splits)](
+    _small_batch[(triton.cdiv(num_out, config.rows), splits)](
         x, x_scales, weight, weight_scales, x if bias is None else bias, out, partial, counters(x.device),
         num_rows, num_out,
-        SIZE=size, PAD=pad, ROWS=cut.rows, BLOCK=block, SPLITS=splits,
+        SIZE=size, PAD=pad, ROWS=config.rows, BLOCK=block, SPLITS=splits,
         LINES=1 << lines.bit_length() - 1 if lines else 0, LINE=LINE_BYTES // x.element_size(), EVEN=size % block == 0,
         SCALES=scales is not None, BIAS=bias is not None, GATES=activation is not None,
         KIND=KINDS[activation or "silu"], CLAMP=CLAMP, SHARPNESS=SHARPNESS,
-        **chained(), num_warps=cut.warps, num_stages=max(min(cut.stages, room_for_loads(x.device) // loaded_bytes), 1),
+        **chained(), num_warps=config.warps, num_stages=max(min(config.stages, room_for_loads(x.device) // loaded_bytes), 1),
     )  # fmt: skip
     return out

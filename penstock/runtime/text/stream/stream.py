@@ -97,7 +97,7 @@ class TextStream:
         self.num_tokens = 0
         """Tokens that made the text, those that show nothing included."""
         self.num_reasoning_tokens = 0
-        """Those of them that came before the reasoning was closed."""
+        """Tokens that came before the reasoning was closed."""
 
     def feed(self, token_ids: Sequence[int], *, silent_last: bool = False) -> TextDelta:
         """The text these tokens complete.

@@ -15,7 +15,7 @@ from penstock.runtime.text.tokenizer.tokenizer import Tokenizer
 from penstock.runtime.text.tools.formats import FALLBACK, format_of_template
 from penstock.runtime.text.tools.grammar import ToolSchema, tools_grammar
 from penstock.runtime.text.tools.parser import ToolParser
-from penstock.runtime.text.tools.words import described, knows_calls, told
+from penstock.runtime.text.tools.words import calls_as_text, described, knows_calls
 
 Described = Mapping[str, Any]
 
@@ -33,10 +33,12 @@ class ToolSpeech:
         """Special tokens that the parser has to see."""
         return tuple(token for marker in self.format.markers for token in self._markers.tokens_in(marker))
 
-    def tell(self, messages: Sequence[Described], tools: Sequence[Described]) -> tuple[list[Described], dict[str, Any]]:
+    def conversation(
+        self, messages: Sequence[Described], tools: Sequence[Described]
+    ) -> tuple[list[Described], dict[str, Any]]:
         """The messages, and what else the template is given."""
         if self._knows_tools:
-            return list(messages if self._knows_calls else told(messages)), {"tools": list(tools)}
+            return list(messages if self._knows_calls else calls_as_text(messages)), {"tools": list(tools)}
         return list(described(messages, tools)), {}
 
     def grammar(

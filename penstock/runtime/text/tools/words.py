@@ -17,14 +17,14 @@ To call one, write a JSON object with its name and arguments between these tags:
 
 def described(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The conversation for a template that knows no tools: they stand in the system message, calls and results in texts."""
-    plain = told(messages)
+    plain = calls_as_text(messages)
     text = HEAD.format(tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
     if plain and plain[0]["role"] == "system":
         return [plain[0] | {"content": f"{plain[0]['content']}\n\n{text}"}, *plain[1:]]
     return [{"role": "system", "content": text}, *plain]
 
 
-def told(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def calls_as_text(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The conversation with calls and results as texts. Results, and what the user says after them, are one turn."""
     plain: list[dict[str, Any]] = []
     is_answered = False

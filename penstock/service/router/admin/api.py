@@ -4,7 +4,7 @@ What clients can reach never gets here, and what is done here is written down.
 """
 
 import asyncio
-import sys
+import logging
 import time
 from collections.abc import Callable
 from urllib.parse import parse_qsl, unquote
@@ -17,12 +17,13 @@ from penstock.service.edge.bodies import BodiesInFlight
 from penstock.service.edge.refusal import Refusal, no_key, not_found
 from penstock.service.gateway.gateway import Gateway
 from penstock.service.router.admin.desk import DeskCall, DeskRoute, find, read_body
-from penstock.service.router.admin.page import PAGE, document
+from penstock.service.router.admin.page import PAGE, docs_page, document
 from penstock.service.router.app import RouterApp
 from penstock.service.router.proxy.client import InboundConnection
-from penstock.service.router.proxy.incoming import Incoming
+from penstock.service.router.proxy.incoming import AnswerSink, Incoming
 from penstock.service.router.surface import replicas
 
+LOGGER = logging.getLogger(__name__)
 MAX_BODY_BYTES = 1 << 20
 JSON_LINE = b"content-type: application/json\r\n"
 Audit = Callable[[str, str], None]
@@ -59,14 +60,15 @@ class AdminApi:
 
     def check(self, method: str, path: str, headers: dict[bytes, bytes]) -> None:
         """The page itself is no secret: it asks for the key."""
-        if (method, path) == ("GET", "/"):
+        if method == "GET" and path in ("/", "/docs"):
             return
         if self._keys.tenant_of(key_of(headers)) is None:
             raise no_key()
 
-    def handle(self, request: Incoming, client: InboundConnection) -> None:
-        if request.method == "GET" and request.path == "/":
-            client.respond(200, b"content-type: text/html; charset=utf-8\r\n", PAGE)
+    def handle(self, request: Incoming, client: AnswerSink) -> None:
+        if request.method == "GET" and request.path in ("/", "/docs"):
+            page = PAGE if request.path == "/" else docs_page(self._app.version)
+            client.respond(200, b"content-type: text/html; charset=utf-8\r\n", page)
             return
         words = tuple(unquote(word) for word in request.path.strip("/").split("/"))
         gateway, row = self._gateway, find(request.method, words)
@@ -80,11 +82,11 @@ class AdminApi:
         except PenstockError as error:
             self.refuse(request, client, _refusal_of(error))
 
-    def refuse(self, request: Incoming, client: InboundConnection, error: Refusal) -> None:
+    def refuse(self, request: Incoming, client: AnswerSink, error: Refusal) -> None:
         client.respond(error.status, error.header_lines, error.body)
 
     async def _serve_desk(
-        self, request: Incoming, client: InboundConnection, gateway: Gateway, route: DeskRoute, names: tuple[str, ...]
+        self, request: Incoming, client: AnswerSink, gateway: Gateway, route: DeskRoute, names: tuple[str, ...]
     ) -> None:
         """What needs the database, off the loop; every gateway of it takes notice within a second, this one at once."""
         try:
@@ -147,4 +149,4 @@ def _refusal_of(error: PenstockError) -> Refusal:
 
 def _say(action: str, about: str) -> None:
     stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    print(f"penstock: audit {stamp} admin {action} {about}", file=sys.stderr, flush=True)
+    LOGGER.info("audit %s admin %s %s", stamp, action, about)

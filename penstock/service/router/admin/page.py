@@ -1,5 +1,6 @@
 """The operator's page and the OpenAPI document of the admin API. The page asks for the key and keeps it in memory alone."""
 
+from html import escape
 from typing import Any
 
 import msgspec
@@ -44,6 +45,24 @@ def _operation(words: str) -> dict[str, Any]:
     return {"summary": words, "responses": {"200": {"description": "done"}, "400": {"description": "what is wrong"}}}
 
 
+def docs_page(version: str) -> bytes:
+    """The document for people: every route, what it does and takes. No secret: what it names asks for the key."""
+    told = document(version)
+    rows = []
+    for path, operations in told["paths"].items():
+        for method, operation in operations.items():
+            schema = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
+            named = told["components"]["schemas"].get(schema.get("$ref", "").rpartition("/")[2], schema)
+            fields = ", ".join(named.get("properties", ())) or named.get("description", "")
+            cells = (f"{method.upper()} {path}", operation["summary"], fields)
+            rows.append("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>")
+    head = "<!doctype html><html lang='en'><meta charset='utf-8'><title>Penstock admin: routes</title>"
+    style = "<style>:root{color-scheme:light dark}body{font:16px system-ui;margin:2rem}td{padding:.3rem 1rem .3rem 0}</style>"
+    words = "<p>Send <code>Authorization: Bearer $PENSTOCK_ADMIN_KEY</code>. <a href='/'>The page</a>; the same for machines: "
+    end = "<code>GET /openapi.json</code>.</p><table><tr><th>route<th>what it does<th>takes</tr>"
+    return f"{head}{style}<h1>Admin API</h1>{words}{end}{''.join(rows)}</table></html>".encode()
+
+
 PAGE = b"""<!doctype html><html lang="en"><meta charset="utf-8"><title>Penstock admin</title>
 <meta name="viewport" content="width=device-width">
 <style>
@@ -58,7 +77,7 @@ pre{background:#f3f6f9;padding:.6rem;overflow:auto}
 </style>
 <h1>Penstock admin</h1>
 <form id="door"><label>Admin key <input type="password" id="key" autocomplete="off" required></label> <button>Open</button>
-<a href="/openapi.json">openapi.json</a></form><p id="said" role="status"></p><main id="all" hidden>
+<a href="/docs">all routes</a></form><p id="said" role="status"></p><main id="all" hidden>
 <h2>Keys</h2><table id="keys"></table>
 <form id="make"><input name="tenant" placeholder="tenant" required><input name="name" placeholder="what for">
 <select name="scopes"><option>inference</option><option>usage</option><option>metrics</option></select>

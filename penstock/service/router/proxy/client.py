@@ -6,8 +6,10 @@ would read differently never leaves: it is refused.
 """
 
 import asyncio
+import socket
 import time
 from collections import deque
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any, NamedTuple, Protocol
 
@@ -26,7 +28,7 @@ from penstock.service.edge.headers import (
 )
 from penstock.service.edge.memory import LARGE_BYTES, owe_memory
 from penstock.service.edge.refusal import Refusal, not_http
-from penstock.service.router.proxy.incoming import Incoming, target_of
+from penstock.service.router.proxy.incoming import AnswerSink, Incoming, target_of
 
 BODY_S = 60.0
 HIGH_WATER = 64 << 10
@@ -50,6 +52,16 @@ class Answering(Protocol):
     def on_client_ready(self) -> None: ...
 
 
+class UpgradedSession(Answering, Protocol):
+    """What reads a connection that speaks another protocol from now on."""
+
+    def opened(self) -> None: ...
+
+    def receive(self, data: bytes) -> None: ...
+
+    def drain(self) -> None: ...
+
+
 class RequestHandler(Protocol):
     max_body_bytes: int
     bodies: BodiesInFlight
@@ -57,10 +69,10 @@ class RequestHandler(Protocol):
     def check(self, method: str, path: str, headers: dict[bytes, bytes]) -> Any:
         """Who calls, before a byte of a body is read; `tenant` of it names whose memory a body takes. Raises Refusal."""
 
-    def handle(self, request: Incoming, client: "InboundConnection") -> None:
-        """Answer it, now or later, and call `finish`."""
+    def handle(self, request: Incoming, client: AnswerSink) -> None:
+        """Answer it, now or later."""
 
-    def refuse(self, request: Incoming, client: "InboundConnection", error: Refusal) -> None:
+    def refuse(self, request: Incoming, client: AnswerSink, error: Refusal) -> None:
         """Answer that it is refused."""
 
     def opened(self, client: "InboundConnection") -> None: ...
@@ -96,6 +108,7 @@ class InboundConnection(asyncio.Protocol):
         "_num_together",
         "_num_unwanted",
         "_parser",
+        "_session",
         "_tally",
         "_url",
         "_waiting",
@@ -118,6 +131,7 @@ class InboundConnection(asyncio.Protocol):
         """Of the body that is being read or answered."""
         self._reset()
         self._is_answering = self._is_closing = self._is_refused = False
+        self._session: UpgradedSession | None = None
         self._num_unwanted = 0
         self._num_together = 0
         """Requests in what was read last."""
@@ -155,7 +169,9 @@ class InboundConnection(asyncio.Protocol):
             answering.on_client_gone()
 
     def data_received(self, data: bytes) -> None:
-        if self._is_refused:
+        if self._session is not None:
+            self._session.receive(data)
+        elif self._is_refused:
             self._num_unwanted += len(data)
             if self._num_unwanted > MAX_UNWANTED_BYTES:
                 self.abort()
@@ -172,14 +188,17 @@ class InboundConnection(asyncio.Protocol):
             self.deadline_s = time.monotonic() + HEADERS_S
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            self.refuse(not_http("no other protocol than HTTP/1.1 is spoken here"))
+        except httptools.HttpParserUpgrade as error:
+            if self._session is None:
+                self.refuse(not_http("no other protocol than HTTP/1.1 is spoken here"))
+            elif rest := data[error.args[0] :]:
+                self._session.receive(rest)
         except Refusal as error:
             self.refuse(error)
         except httptools.HttpParserError as error:
             cause = error.__context__
-            told = cause if isinstance(cause, Refusal) else None
-            self.refuse(told or not_http("the request is not HTTP as we read it; mend it"))
+            refusal = cause if isinstance(cause, Refusal) else None
+            self.refuse(refusal or not_http("the request is not HTTP as we read it; mend it"))
 
     def eof_received(self) -> bool:
         return False
@@ -300,6 +319,15 @@ class InboundConnection(asyncio.Protocol):
         self.transport.write(b"0\r\n\r\n")
         self.finish()
 
+    def upgrade(self, session: UpgradedSession) -> None:
+        """The session reads and writes this connection from now on, to its end."""
+        self._session = self.answering = session
+        self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        session.opened()
+
+    def call_soon(self, callback: Callable[[], None]) -> None:
+        self._loop.call_soon(callback)
+
     def finish(self) -> None:
         """The answer is over: the next request, if there is one and its client has read enough."""
         self._is_answering = False
@@ -333,7 +361,7 @@ class InboundConnection(asyncio.Protocol):
         head = self._head
         self._is_closing = True
         self._drop()
-        if not self.is_open or self._is_answering:
+        if not self.is_open or self._is_answering or self.transport.is_closing():
             return
         self._is_answering = True
         if head is NO_HEAD:
@@ -346,7 +374,9 @@ class InboundConnection(asyncio.Protocol):
     def close_when_done(self) -> None:
         """No further request is taken on this connection."""
         self._is_closing = True
-        if not self._is_answering and self.is_open:
+        if self._session is not None:
+            self._session.drain()
+        elif not self._is_answering and self.is_open:
             self.transport.close()
 
     def abort(self) -> None:

@@ -5,7 +5,6 @@ in one read are handed over as one. Knows nothing of what is asked or answered.
 """
 
 import asyncio
-import contextlib
 import ssl
 import time
 from dataclasses import dataclass
@@ -14,7 +13,9 @@ from urllib.parse import urlsplit
 
 import httptools
 
+from penstock.config import TlsConfig
 from penstock.errors import ConfigError
+from penstock.service.edge.tls import TlsContexts
 
 CONNECT_S = 2.0
 MAX_IDLE = 256
@@ -185,8 +186,12 @@ class UpstreamConnection(asyncio.Protocol):
 class ConnectionPool:
     """Connections to one replica, as many as there are exchanges at once."""
 
-    def __init__(self, endpoint: Endpoint, *, key: str = "", model: str = "", verify: bool = True) -> None:
-        """`key` is what the server asks for; `model` is put in place of any other name, if there is one."""
+    def __init__(
+        self, endpoint: Endpoint, *, key: str = "", model: str = "", tls: ssl.SSLContext | None = None
+    ) -> None:
+        """`key` is what the server asks for; `model` is put in place of any other name, if there is one; `tls` says whom to
+        trust and what to show over https, in place of what the system trusts.
+        """
         self.endpoint = endpoint
         self.key = key.encode("ascii", "replace")
         self.model = model
@@ -195,7 +200,7 @@ class ConnectionPool:
         self.keeps_tenants = False
         """It believes us for whom we ask, and keeps what it stores and caches apart by that."""
         self._idle: list[UpstreamConnection] = []
-        self._ssl = _tls(verify) if endpoint.is_tls else None
+        self._ssl = (tls or TlsContexts(TlsConfig()).outgoing(None)) if endpoint.is_tls else None
         self._loop = asyncio.get_running_loop()
 
     def idle(self) -> UpstreamConnection | None:
@@ -278,13 +283,3 @@ async def fetch(pool: ConnectionPool, data: bytes, timeout_s: float) -> Fetched:
             except BaseException:
                 connection.abandon(exchange)
                 raise
-
-
-def _tls(verify: bool) -> ssl.SSLContext:
-    context = ssl.create_default_context()
-    if not verify:
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-    with contextlib.suppress(NotImplementedError):
-        context.set_alpn_protocols(["http/1.1"])
-    return context

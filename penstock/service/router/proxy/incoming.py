@@ -1,7 +1,7 @@
 """A request as it was parsed: one reading of its path and headers, by which everything is decided and passed on."""
 
 import re
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 from urllib.parse import quote, unquote_to_bytes
 
 import httptools
@@ -10,6 +10,7 @@ from penstock.service.edge.refusal import not_http
 
 _PLAIN = "/-._~!$&'()*+,;=:@"
 """What a path holds unescaped; a percent sign begins anything else."""
+_SAFE = re.compile(r"[\w/.~-]+", re.ASCII)
 _ODD = re.compile(rb"[\x00-\x1f\x7f\\\\]|/(?:\.{0,2}/|\.{1,2}$)")
 """Parts that are empty or go up, and letters that no path needs."""
 
@@ -30,7 +31,27 @@ class Incoming(NamedTuple):
     @property
     def target(self) -> str:
         """The path as it is written on the wire."""
-        return quote(self.path, safe=_PLAIN, encoding="latin-1")
+        return self.path if _SAFE.fullmatch(self.path) else quote(self.path, safe=_PLAIN, encoding="latin-1")
+
+
+class AnswerSink(Protocol):
+    """Where the answer to a request goes: a connection, or what stands for one."""
+
+    answering: Any
+    """Who answers; told when the client is slow or gone."""
+
+    @property
+    def is_open(self) -> bool: ...
+
+    def respond(self, status: int, headers: bytes, body: bytes) -> None:
+        """A whole answer. `headers` are lines that each end in CRLF."""
+
+    def begin(self, status: int, headers: bytes) -> None:
+        """An answer of unknown length: `write` follows, then `end`."""
+
+    def write(self, data: bytes) -> None: ...
+
+    def end(self) -> None: ...
 
 
 class PlainCaller(NamedTuple):

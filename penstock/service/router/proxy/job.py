@@ -9,9 +9,8 @@ from penstock.service.gateway.ticket import Admittance
 from penstock.service.marks import TokenCount
 from penstock.service.router.policy import RouteChoice, RoutedCall
 from penstock.service.router.proxy.asked import Wanted, replaced
-from penstock.service.router.proxy.client import InboundConnection
 from penstock.service.router.proxy.endpoint import ConnectionPool
-from penstock.service.router.proxy.incoming import Incoming
+from penstock.service.router.proxy.incoming import AnswerSink, Incoming
 
 PASSED_HEADERS = (
     b"content-type",
@@ -43,7 +42,7 @@ class AdmittedRequest(NamedTuple):
 
     request: Incoming
     request_id: bytes
-    client: InboundConnection
+    client: AnswerSink
     wanted: Wanted
     call: RoutedCall
     model: str

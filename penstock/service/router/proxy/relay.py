@@ -15,10 +15,9 @@ from penstock.service.router.fleet import LiveReplica
 from penstock.service.router.proxy.answer import ReplicaAnswer
 from penstock.service.router.proxy.asked import usage_in
 from penstock.service.router.proxy.attempt import Attempt
-from penstock.service.router.proxy.client import InboundConnection
 from penstock.service.router.proxy.endpoint import Headers
 from penstock.service.router.proxy.host import RelayHost
-from penstock.service.router.proxy.incoming import Incoming
+from penstock.service.router.proxy.incoming import AnswerSink, Incoming
 from penstock.service.router.proxy.job import Job, RelayOutcome
 
 RUBBISH = "its answer is none that a server of models gives"
@@ -53,7 +52,7 @@ class Relay:
         "tried",
     )
 
-    def __init__(self, app: RelayHost, client: InboundConnection, job: Job) -> None:
+    def __init__(self, app: RelayHost, client: AnswerSink, job: Job) -> None:
         self._app = app
         self.client = client
         self.job = job

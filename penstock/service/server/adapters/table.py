@@ -1,6 +1,7 @@
 """Adapters of a served model by name. The engine knows them by their paths; which file a name may mean is known here alone."""
 
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,6 +29,9 @@ COUNTED = {
     "placed": "Adapters laid on the device",
     "evicted": "Adapters taken from the device",
 }
+
+
+MOST_SHOWN = 40
 
 
 class AdapterTable:
@@ -80,7 +84,7 @@ class AdapterTable:
 
     def value(self) -> list[dict[str, Any]]:
         """All of them, as an operator reads them."""
-        counts = self._base.client.adapters
+        counts, opened = self._base.client.adapters, self._opened()
         resident = frozenset() if counts is None else frozenset(counts.resident)
         return [
             {
@@ -89,10 +93,22 @@ class AdapterTable:
                 "path": model.adapter,
                 "scale": 1.0,
                 "is_resident": model.adapter in resident,
-                "num_open": model.num_open,
+                "num_open": opened[model.adapter],
             }
             for number, model in enumerate(self)
         ]
+
+    def view(self) -> dict[str, Any]:
+        """As the dashboard shows them: those in use first, then those on the device, a screen of them."""
+        counts, rows = self._base.client.adapters, self.value()
+        rows.sort(key=lambda row: (-row["num_open"], not row["is_resident"], row["name"]))
+        shown = [{name: row[name] for name in ("name", "is_resident", "num_open")} for row in rows[:MOST_SHOWN]]
+        counted = {name: 0 if counts is None else getattr(counts, f"num_{name}") for name in (*COUNTED, "waiting")}
+        return {"num_known": len(rows), "max_resident": self.max_adapters, "rows": shown, **counted}
+
+    def _opened(self) -> Counter[str]:
+        """Requests that have not ended, by their adapter's path."""
+        return Counter(stream.request.adapter for stream in self._base.client.streams)
 
     def metrics(self) -> list["AdapterMetric"]:
         """vLLM's gauge of who runs and who waits, and counts of our own."""
@@ -108,7 +124,10 @@ class AdapterTable:
             ("running_lora_adapters", ",".join(sorted(running))),
             ("waiting_lora_adapters", ",".join(sorted(waiting))),
         )
-        opened = tuple(((("adapter", one.name),), float(one.num_open)) for one in self if one.num_open)
+        counted_open = self._opened()
+        opened = tuple(
+            ((("adapter", one.name),), float(counted_open[one.adapter])) for one in self if counted_open[one.adapter]
+        )
         counts = self._base.client.adapters
         counted = {name: 0 if counts is None else getattr(counts, f"num_{name}") for name in COUNTED}
         return [

@@ -77,7 +77,7 @@ class HttpAnswer:
             call.close()
 
     def _pass_over(self, tokens: Mapping[int, Sequence[int]]) -> None:
-        """Say again, to nobody, what another replica has said: all that follows is as it would have been there."""
+        """Encode, without sending, what another replica has sent: the answer goes on as it would have there."""
         call, encoder = self._call, self._encoder
         shown = call.resume(tokens)
         encoder.opening(call)

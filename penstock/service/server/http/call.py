@@ -174,7 +174,7 @@ class Call:
         stream.reader = read
 
     def cancel(self) -> None:
-        """Nobody wants the answer: free what it holds, and let `news` know."""
+        """The client has left: free what the call holds, and let `news` know."""
         now = time.monotonic()
         for request, stream in zip(self._requests, self._streams, strict=False):
             self._client.cancel(request.request_id)

@@ -21,13 +21,14 @@ from penstock.config import ServerConfig
 from penstock.errors import PenstockError
 from penstock.service import marks
 from penstock.service.edge.access import HEALTH_PATHS, ROUTER, Access, ApiKeys
+from penstock.service.edge.frames import SOCKET_PATHS
 from penstock.service.edge.headers import HeaderTally
 from penstock.service.edge.refusal import Refusal
 from penstock.service.edge.stamp import TRUST_HEADER, read_stamp
 from penstock.service.server.dialect import Dialect
 from penstock.service.server.http.answer import Json
 from penstock.service.server.http.faults import ApiError, ErrorKind, error_of, failed, log_fault
-from penstock.service.server.websocket.session import PATHS, SocketSession, refuse
+from penstock.service.server.websocket.session import SocketSession, refuse
 
 LOGGER = logging.getLogger(__name__)
 MAX_BEGUN = 4
@@ -160,7 +161,7 @@ class Guard:
         """A WebSocket: opened to whoever might send a request here, which each of its frames then is."""
         try:
             self._check({**scope, "method": "POST"})
-            if scope["path"] not in PATHS:
+            if scope["path"] not in SOCKET_PATHS:
                 raise ApiError(ErrorKind.NOT_FOUND, "no WebSocket is served on this path; see /docs", code="not_found")
         except Exception as error:
             fault = _fault(error, b"websocket")

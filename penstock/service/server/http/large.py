@@ -18,8 +18,8 @@ BACK = 10
 """How much nicer than everybody else work on long texts is."""
 
 
-async def breathe() -> None:
-    """Let everybody run who can."""
+async def yield_to_others() -> None:
+    """Let every task run that is ready."""
     for _ in range(NUM_TURNS):
         await asyncio.sleep(0)
 
@@ -34,7 +34,7 @@ class Turns:
 
     @contextlib.asynccontextmanager
     async def take(self, tenant: str) -> AsyncIterator[None]:
-        """Nobody else is in such a block meanwhile."""
+        """The only block of its kind that runs meanwhile."""
         if self._is_taken:
             mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.setdefault(tenant, deque()).append(mine)
@@ -47,7 +47,7 @@ class Turns:
         self._is_taken = True
         try:
             yield
-            await breathe()
+            await yield_to_others()
         finally:
             self._pass_on()
 

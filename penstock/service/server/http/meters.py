@@ -20,7 +20,7 @@ from penstock.metrics.step_model import OnlineStepModel
 from penstock.metrics.timeline import Outcome, Timeline
 from penstock.runtime.core.batch import Drafted, PrefixHit
 from penstock.runtime.core.request import Request
-from penstock.runtime.engine.client import EngineClient, Facts, GrammarTime, MatchingCounts, StepReport
+from penstock.runtime.engine.client import EngineClient, Facts, GrammarCounts, GrammarTime, StepReport
 from penstock.service.server.http.admission import Admission
 from penstock.service.server.http.call import Call
 from penstock.service.server.http.record import TraceRecorder
@@ -85,7 +85,7 @@ class Meters:
         self._client = client
         self._admission = admission
         self._open: dict[int, Watch] = {}
-        self._grammars = MatchingCounts()
+        self._grammars = GrammarCounts()
         self.step_model = OnlineStepModel()
         self._prompts: dict[int, int] = {}
         """Tokens done of prompts that are partly computed."""
@@ -307,7 +307,7 @@ class Meters:
         counters = [
             _counted("vllm:num_preemptions", "Sequences preempted", load.num_preemptions),
             _counted("penstock_engine_restarts", "Engines started after the first", client.num_restarts),
-            _counted("penstock_supervision_faults", "Faults of supervision, caught", client.num_stumbles),
+            _counted("penstock_supervision_faults", "Faults of supervision, caught", client.num_supervision_faults),
             _counted("penstock_record_lines_lost", "Lines of --record that could not be written", num_lost),
             _counted("penstock_log_lines_lost", "Lines of the log that could not be written", num_lost_lines()),
             _counted("penstock_requests_refused", "Requests refused for lack of room", admission.num_refused),

@@ -26,7 +26,7 @@ PURPOSES = ("batch", "user_data", "assistants", "fine-tune", "vision", "evals")
 EXPIRES_S = (3600, 2_592_000)
 PART_BYTES = 1 << 20
 QUOTA_BYTES = 8 << 30
-"""That one key may keep, batches' answers included."""
+"""Bytes that one key may keep, batches' answers included."""
 QUOTA_FILES = 10_000
 
 

@@ -18,7 +18,7 @@ class Jobs:
     floor: JobFloor
     storage: Storage
     open_batches: dict[str, BatchRow] = field(default_factory=dict)
-    """Those that are not over, as they were accepted."""
+    """Jobs that are not over, as they were accepted."""
 
     @staticmethod
     def new_id(prefix: str) -> str:

@@ -61,7 +61,10 @@ def model_value(model: ServedModel) -> dict[str, Any]:
         ],
     }
     if isinstance(model, AdaptedModel):
+        counts = model.base.client.adapters
+        is_loaded = counts is not None and model.adapter in counts.resident
         value |= {"parent": model.base.name, "root": model.adapter}
+        value["status"] = {"value": STATUS[Residency.READY if is_loaded else Residency.COLD]}
     if model.resident is not None:
         value["status"] = status_value(model.resident)
     return value

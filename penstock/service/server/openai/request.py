@@ -35,9 +35,9 @@ TIER_PRIORITY = {"priority": 1, "fast": 1}
 WORDS = {"text": "text", "input_text": "text", "refusal": "refusal"}
 """Where a part of each type has its words."""
 RESULTS = {"tool": "tool_call_id", "function": "name"}
-"""Roles that tell what came of a call, and what tells of which."""
+"""Roles of messages that carry a call's result, and the field that names the call."""
 MAX_STOPS = 4
-"""That OpenAI takes."""
+"""Values that OpenAI takes."""
 
 
 def check_strictly(body: Sampling) -> None:

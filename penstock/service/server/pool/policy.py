@@ -27,7 +27,7 @@ class PoolPlan(NamedTuple):
     load: tuple[Resident, ...] = ()
     unload: tuple[Departure, ...] = ()
     yielding: tuple[Resident, ...] = ()
-    """These take no new requests for now."""
+    """Models that take no new requests for now."""
 
 
 def decide(
@@ -81,7 +81,7 @@ def _is_urgent(resident: Resident, now: float) -> bool:
 
 
 def _candidates(residents: Sequence[Resident], leaving: set[Resident]) -> tuple[list[Resident], list[Resident]]:
-    """Those who may leave now, and those in use who may leave later; least lately used first."""
+    """Models that may leave now, and models in use that may leave later; least lately used first."""
     ready = [one for one in residents if one.state is Residency.READY and not one.is_pinned and one not in leaving]
     ready.sort(key=lambda one: one.used_s)
     return [one for one in ready if not one.num_uses], [one for one in ready if one.num_uses]

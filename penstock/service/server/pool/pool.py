@@ -181,7 +181,7 @@ class ModelPool:
             try:
                 self._turn(time.monotonic())
             except Exception:
-                LOGGER.exception("the pool of models stumbled")
+                LOGGER.exception("the pool of models failed")
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(TURN_S):
                     await self._called.wait()
@@ -230,14 +230,14 @@ class ModelPool:
                 one.resident.measured_bytes = max(one.resident.num_bytes, taken_bytes(one.served.client))
 
     def _hand_over(self, resident: Resident) -> None:
-        """Those who wait have it now, before anything else is decided about it."""
+        """Hand the model to its waiters, before anything else is decided about it."""
         for waiter in self._waiters[resident.name]:
             if not waiter.done():
                 resident.num_uses += 1
                 waiter.set_result(None)
 
     def _refuse(self, resident: Resident, error: Callable[[], ApiError]) -> None:
-        """Nobody waits from here on, also before those refused have noticed: what failed is not tried again for them."""
+        """All waiters are dismissed, also before they have noticed: what failed is not tried again for them."""
         resident.wanted_s = None
         for waiter in self._waiters[resident.name]:
             if not waiter.done():

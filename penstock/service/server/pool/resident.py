@@ -97,7 +97,7 @@ class Resident:
         return self.state is Residency.READY and not self.num_uses and (bool(self.fault) or now >= self.expires_s)
 
     def is_wanted(self, now: float) -> bool:
-        """Somebody waits, or it is pinned, and it is time to try."""
+        """A load is due: a client waits or the model is pinned, and it is time to try."""
         is_out = self.state is Residency.COLD or (self.state is Residency.FAILED and now >= self.retry_s)
         return is_out and (self.wanted_s is not None or self.is_pinned)
 

@@ -39,7 +39,7 @@ class BenchBody(ToolBody, kw_only=True):
 
     target: Annotated[str, msgspec.Meta(max_length=400)] = ""
     key: Annotated[str, msgspec.Meta(max_length=400)] = ""
-    """That the other server asks for."""
+    """The key that the other server asks for."""
 
 
 class MachineBody(msgspec.Struct, kw_only=True):
@@ -121,7 +121,8 @@ async def about(request: Request) -> Json:
 async def events(request: Request) -> EventAnswer:
     """The dashboard's stream, some times a second."""
     model, tenant, refusals = _model(request), _tenant(request), _front(request).refusals
-    live = model.live
+    live, adapters = model.live, _front(request).models.adapters
+    is_based = adapters is not None and live is _front(request).models.first.live
     if live.num_readers >= MAX_READERS:
         raise busy("many pages watch already; close one", 5)
 
@@ -135,6 +136,7 @@ async def events(request: Request) -> EventAnswer:
                 _word(model, body["kv"])
                 body["refusals"] = refusals.since(num_refused, tenant)
                 num_refused = refusals.num_refused
+                body["adapters"] = adapters.view() if adapters is not None and is_based else None
                 yield "live", body
         finally:
             live.leave()
@@ -219,7 +221,7 @@ async def bench(request: Request) -> EventAnswer:
     client = _client(request)
     if not body.target:
         host, port = request.scope["server"]
-        address = f"http://{'[' + host + ']' if ':' in host else host}:{port}"
+        address = f"{request.scope['scheme']}://{'[' + host + ']' if ':' in host else host}:{port}"
         key = request.headers.get("authorization", "").partition(" ")[2]
     elif body.target in front.config.bench_target:
         address, key = body.target, body.key

@@ -73,7 +73,7 @@ class LiveView:
     # Readers
 
     def watch(self) -> None:
-        """Somebody reads: begin to produce."""
+        """A reader has come: begin to produce."""
         self.num_readers += 1
         self.is_listening = True
         if self._producer is None or self._producer.done():
@@ -84,7 +84,7 @@ class LiveView:
         self._left_s = time.monotonic()
 
     def observe(self, step: StepReport) -> None:
-        """Told of every step by whoever is told of them first."""
+        """A step's report, from the meters that get every report first."""
         if self.is_listening:
             self.ledger.observe(step, time.monotonic())
 
@@ -238,7 +238,7 @@ class LiveView:
         ]
 
     def _requests(self, tenant: str | None, now: float) -> list[dict[str, Any]]:
-        """Those in progress: the ledger's record of each, with its state as the engine last told it."""
+        """Requests in progress: the ledger's record of each, with its state as the engine last told it."""
         states = {} if self.view is None else {one.request_id: one for one in self.view.sequences if one.choice == 0}
         found = []
         for record in self.ledger.open.values():

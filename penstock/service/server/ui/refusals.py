@@ -38,5 +38,5 @@ class RefusalLog:
         self._kept.append(RefusalRecord(self.num_refused, time_s, status, code, shown, path[:80], tenant, call_id))
 
     def since(self, number: int, tenant: str | None) -> list[dict[str, Any]]:
-        """Those after that number that a tenant may see, None for everybody's."""
+        """Refusals after that number that a tenant may see, None for everybody's."""
         return [one._asdict() for one in self._kept if one.number > number and (tenant is None or one.tenant == tenant)]

@@ -43,7 +43,7 @@ class ToolThrottle:
             await asyncio.sleep(PERIOD_S * SHARE)
 
     async def _hold(self, seconds: float) -> None:
-        """Those that are there now stand still; one that comes meanwhile is held from the next time on."""
+        """Processes that are there now stand still; one that comes meanwhile is held from the next time on."""
         held = tuple(self._processes)
         for process in held:
             _send(process, signal.SIGSTOP)

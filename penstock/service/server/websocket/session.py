@@ -1,34 +1,30 @@
-"""One WebSocket: bodies in, the events of their answers out, through the same door as every request.
-
-    frame {"messages": [...]}   ->  POST of that body to the path of the socket, streamed  ->  a frame for each event
-    frame {"type": "cancel"}    ->  the answer under way is given up
-
-A frame that is sent holds what follows `data: ` in the stream of the same request, `[DONE]` included where the dialect has it.
-An answer that is refused is one frame with the dialect's error and its `status`. Requests of one socket are answered one after
-another, each with keys, limits and counts of its own.
-"""
+"""One WebSocket: bodies in, the events of their answers out (`edge/frames.py`), through the same door as every request."""
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-import msgspec
-
+from penstock.service.edge.frames import (
+    CANCEL,
+    CANCELLED,
+    GOING_AWAY,
+    KEPT_HEADERS,
+    MAX_PENDING,
+    POLICY,
+    STREAM_TYPE,
+    bad_frame,
+    body_of,
+    frames_in,
+    streamed,
+    whole_frame,
+)
 from penstock.service.server.http.faults import ApiError
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
 App = Callable[[Any, Receive, Send], Awaitable[None]]
-
-PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses")
-KEPT_HEADERS = (b"host", b"authorization", b"x-api-key", b"user-agent", b"anthropic-version", b"x-request-timeout-ms")
-"""Of the handshake, for every request. What routers tell one another is not a client's to say."""
-MAX_PENDING = 16
-"""Frames that a client may send ahead."""
-CANCEL = {"type": "cancel"}
-POLICY, GOING_AWAY = 1008, 1012
 
 
 class _Pipe:
@@ -68,7 +64,7 @@ class SocketSession:
         try:
             while (body := await self._pending.get()) is not None:
                 if isinstance(body, str):
-                    await self._tell({"error": {"message": body, "type": "invalid_request_error"}, "status": 400})
+                    await self._put(bad_frame(body))
                 else:
                     await self._answer(body, pipe)
                 if self._is_draining():
@@ -89,7 +85,7 @@ class SocketSession:
                 with contextlib.suppress(asyncio.QueueFull):
                     self._pending.put_nowait(None)
                 return
-            body = _body_of(message)
+            body = body_of(message.get("text") or message.get("bytes") or "")
             if body == CANCEL:
                 self._give_up()
             elif self._pending.qsize() >= MAX_PENDING:
@@ -106,7 +102,7 @@ class SocketSession:
             self._gone.set_result(None)
 
     async def _answer(self, body: dict[str, Any], pipe: _Pipe) -> None:
-        data = msgspec.json.encode(body | {"stream": True})
+        data = streamed(body)
         self._gone = gone = asyncio.get_running_loop().create_future()
         sent = False
 
@@ -118,10 +114,10 @@ class SocketSession:
             await asyncio.shield(gone)
             return {"type": "http.disconnect"}
 
-        events = Events(self._tell, self._put)
+        events = Events(self._put)
         await self._app(self._request(len(data), pipe), receive, events)
         if gone.done() and not self._is_over:
-            await self._tell({"type": "cancelled"})
+            await self._put(CANCELLED)
 
     def _request(self, num_bytes: int, pipe: _Pipe) -> Scope:
         scope = self._scope
@@ -144,19 +140,15 @@ class SocketSession:
             "penstock.connection": pipe,
         }
 
-    async def _tell(self, value: Any) -> None:
-        await self._put(msgspec.json.encode(value).decode())
-
-    async def _put(self, text: str) -> None:
+    async def _put(self, frame: bytes) -> None:
         if not self._is_over:
-            await self._send({"type": "websocket.send", "text": text})
+            await self._send({"type": "websocket.send", "text": frame.decode()})
 
 
 class Events:
     """Takes an HTTP answer and sends a frame for each event of its stream, or one for an answer that is none."""
 
-    def __init__(self, tell: Callable[[Any], Awaitable[None]], put: Callable[[str], Awaitable[None]]) -> None:
-        self._tell = tell
+    def __init__(self, put: Callable[[bytes], Awaitable[None]]) -> None:
         self._put = put
         self._status = 0
         self._headers: dict[bytes, bytes] = {}
@@ -167,32 +159,13 @@ class Events:
             self._status, self._headers = message["status"], dict(message["headers"])
             return
         self._rest += message.get("body", b"")
-        if self._headers.get(b"content-type", b"").startswith(b"text/event-stream"):
+        if self._headers.get(b"content-type", b"").startswith(STREAM_TYPE):
             *whole, self._rest = self._rest.split(b"\n\n")
             for event in whole:
-                for data in _data_in(event):
-                    await self._put(data)
+                for frame in frames_in(event):
+                    await self._put(frame)
         elif not message.get("more_body", False):
-            value = msgspec.json.decode(self._rest) if self._rest else {}
-            told = value | {"status": self._status} if isinstance(value, dict) else {"status": self._status}
-            retry = self._headers.get(b"retry-after")
-            await self._tell(told if retry is None else told | {"retry_after": float(retry)})
-
-
-def _data_in(event: bytes) -> Iterator[str]:
-    """Comments and names of events are left out: each object says what it is."""
-    for line in event.split(b"\n"):
-        if line.startswith(b"data: "):
-            yield line.removeprefix(b"data: ").decode()
-
-
-def _body_of(message: Any) -> dict[str, Any] | str:
-    """The object that a frame holds, or what is wrong with it."""
-    try:
-        body = msgspec.json.decode(message.get("text") or message.get("bytes") or "")
-    except (ValueError, RecursionError):
-        return "the frame is not JSON; send the body of a request"
-    return body if isinstance(body, dict) else "the frame must be a JSON object; send the body of a request"
+            await self._put(whole_frame(self._status, self._headers, self._rest))
 
 
 async def refuse(scope: Scope, send: Send, status: int, body: bytes, error: ApiError) -> None:

@@ -20,7 +20,7 @@ class Counters:
     """Prompt tokens found in the prefix cache."""
     cache_queries: float | None = None
     requests: float | None = None
-    """That ended."""
+    """Requests that ended."""
     preemptions: float | None = None
 
     def since(self, earlier: "Counters") -> "Counters":

@@ -9,6 +9,7 @@ import { Plot } from "../../ui/draw";
 import { Badge, Card, Legend, Note, PageHead, SourceBadge, Stat, Stats } from "../../ui/kit";
 import { ModelPicker, Standing } from "../../ui/models";
 import { Part } from "../../ui/sight";
+import { Adapters } from "./adapters";
 import { Heat } from "./heat";
 import { KvMap } from "./kv";
 import { Machine } from "./machine";
@@ -71,6 +72,9 @@ function Parts(): JSX.Element {
           <Machine />
           <Misses />
         </div>
+      </Part>
+      <Part>
+        <Adapters />
       </Part>
       <Part>
         <Refusals />

@@ -11,7 +11,7 @@ from penstock.runtime.models.kinds.recurrent import ShortConv
 from penstock.runtime.models.positions import rope_from_config
 from penstock.runtime.models.shape import MAX_WIDTH, shape_from_config
 from penstock.runtime.models.spec import GQA, GatedMLP, Layer, ModelSpec
-from penstock.runtime.models.weights import Recipes, RowRange, Tensor
+from penstock.runtime.models.weights import Concat, Recipes, Tensor
 
 NO_GGUF = "LFM2 is not read from GGUF; use the safetensors checkpoint"
 KINDS = {"conv": False, "short_conv": False, "full_attention": True}
@@ -52,7 +52,7 @@ def recipes(spec: ModelSpec, names: Collection[str] = ()) -> Recipes:
         found |= {
             f"{ours}attention_norm.weight": Tensor(f"{theirs}operator_norm.weight"),
             f"{ours}mlp_norm.weight": Tensor(f"{theirs}ffn_norm.weight"),
-            f"{ours}mlp.gate_up.weight": RowRange(
+            f"{ours}mlp.gate_up.weight": Concat(
                 (Tensor(f"{theirs}feed_forward.w1.weight"), Tensor(f"{theirs}feed_forward.w3.weight"))
             ),
             f"{ours}mlp.down.weight": Tensor(f"{theirs}feed_forward.w2.weight"),
@@ -60,7 +60,7 @@ def recipes(spec: ModelSpec, names: Collection[str] = ()) -> Recipes:
         part, theirs = f"{ours}attention.", f"{theirs}{'self_attn' if isinstance(layer.attention, GQA) else 'conv'}."
         if isinstance(layer.attention, GQA):
             found |= {
-                f"{part}qkv.weight": RowRange(tuple(Tensor(f"{theirs}{name}_proj.weight") for name in "qkv")),
+                f"{part}qkv.weight": Concat(tuple(Tensor(f"{theirs}{name}_proj.weight") for name in "qkv")),
                 f"{part}out.weight": Tensor(f"{theirs}out_proj.weight"),
                 f"{part}q_norm.weight": Tensor(f"{theirs}q_layernorm.weight"),
                 f"{part}k_norm.weight": Tensor(f"{theirs}k_layernorm.weight"),

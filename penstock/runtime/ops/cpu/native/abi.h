@@ -44,6 +44,7 @@ struct Layer {
   int32_t rotation;  // which of the step's angle tables; -1 for none
   float scale;
   float softcap;  // 0 for none
+  int32_t table;  // which of the step's block tables
 };
 
 struct Model {
@@ -69,8 +70,8 @@ struct Model {
 // One step: chunks of tokens, flattened one after another.
 struct Step {
   const int64_t* token_ids;
-  const int64_t* slots;         // [tokens] block * block_size + offset
-  const int32_t* block_tables;  // [chunks, table_stride]
+  const int64_t* slots;         // [tables, tokens] block * block_size + offset
+  const int32_t* block_tables;  // [tables, chunks, table_stride]
   const int32_t* query_starts;  // [chunks + 1]
   const int32_t* contexts;      // [chunks]
   const float* const* cosines;  // per rotation: [tokens, rotary_dim / 2]

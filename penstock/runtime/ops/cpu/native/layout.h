@@ -17,7 +17,7 @@ inline const int32_t kLayout[] = {
     PENSTOCK_AT(Layer, mlp_norm), PENSTOCK_AT(Layer, mlp_post_norm), PENSTOCK_AT(Layer, q_norm),
     PENSTOCK_AT(Layer, k_norm), PENSTOCK_AT(Layer, keys), PENSTOCK_AT(Layer, values), PENSTOCK_AT(Layer, key_scales),
     PENSTOCK_AT(Layer, value_scales), PENSTOCK_AT(Layer, window), PENSTOCK_AT(Layer, rotation),
-    PENSTOCK_AT(Layer, scale), PENSTOCK_AT(Layer, softcap),
+    PENSTOCK_AT(Layer, scale), PENSTOCK_AT(Layer, softcap), PENSTOCK_AT(Layer, table),
 
     (int32_t)sizeof(Model), PENSTOCK_AT(Model, layers), PENSTOCK_AT(Model, norm), PENSTOCK_AT(Model, embedding),
     PENSTOCK_AT(Model, output), PENSTOCK_AT(Model, num_layers), PENSTOCK_AT(Model, hidden_size),
@@ -36,6 +36,7 @@ inline const int32_t kLayout[] = {
     PENSTOCK_AT(RowsStep, chunks), PENSTOCK_AT(RowsStep, hidden), PENSTOCK_AT(RowsStep, drawn),
     PENSTOCK_AT(RowsStep, token_stride), PENSTOCK_AT(RowsStep, table_stride), PENSTOCK_AT(RowsStep, num_rotations),
     PENSTOCK_AT(RowsStep, num_chunks), PENSTOCK_AT(RowsStep, draws), PENSTOCK_AT(RowsStep, yields),
+    PENSTOCK_AT(RowsStep, num_tables),
 
     (int32_t)sizeof(Product), PENSTOCK_AT(Product, x), PENSTOCK_AT(Product, out), PENSTOCK_AT(Product, likeliest),
     PENSTOCK_AT(Product, num_rows), PENSTOCK_AT(Product, number), PENSTOCK_AT(Product, invariant),

@@ -15,7 +15,7 @@ Chunk chunk_at(const RowsStep& s, int index) {
 }
 
 bool is_within(const RowsStep& s, const Model& m, const Chunk& chunk) {
-  const int64_t end = chunk.start + chunk.length, most = s.num_blocks ? s.num_blocks[chunk.row] : s.table_stride;
+  const int64_t end = chunk.start + chunk.length, most = s.num_blocks ? s.num_blocks[chunk.row] : s.num_columns();
   return chunk.start >= 0 && chunk.length > 0 && end <= most * m.block_size && end < s.token_stride;
 }
 
@@ -24,8 +24,8 @@ Step gather(Context& c, const Model& m, const RowsStep& s, int num_tokens, int m
   RowsMemory& memory = c.rows;
   const int half = m.rotary_dim / 2;
   int64_t* ids = memory.ids.reserve<int64_t>(num_tokens);
-  int64_t* slots = memory.slots.reserve<int64_t>(num_tokens);
-  int32_t* tables = memory.tables.reserve<int32_t>((size_t)s.num_chunks * most_blocks);
+  int64_t* slots = memory.slots.reserve<int64_t>((size_t)s.num_tables * num_tokens);
+  int32_t* tables = memory.tables.reserve<int32_t>((size_t)s.num_tables * s.num_chunks * most_blocks);
   int32_t* starts = memory.starts.reserve<int32_t>(s.num_chunks + 1);
   int32_t* contexts = memory.contexts.reserve<int32_t>(s.num_chunks);
   float* angles = memory.angles.reserve<float>((size_t)2 * s.num_rotations * num_tokens * half);
@@ -37,8 +37,9 @@ Step gather(Context& c, const Model& m, const RowsStep& s, int num_tokens, int m
     const int32_t* table = s.tables + chunk.row * s.table_stride;
     starts[i] = token;
     contexts[i] = (int32_t)(chunk.start + chunk.length);
-    std::memcpy(tables + (size_t)i * most_blocks, table,
-                sizeof(int32_t) * ((contexts[i] + m.block_size - 1) / m.block_size));
+    for (int t = 0; t < s.num_tables; ++t)
+      std::memcpy(tables + ((size_t)t * s.num_chunks + i) * most_blocks, table + t * s.num_columns(),
+                  sizeof(int32_t) * ((contexts[i] + m.block_size - 1) / m.block_size));
     for (int r = 0; r < s.num_rotations; ++r) {
       const size_t count = chunk.length * half, from = chunk.start * half, to = (size_t)token * half;
       std::memcpy((float*)places[r] + to, s.cosines[r] + from, sizeof(float) * count);
@@ -46,7 +47,9 @@ Step gather(Context& c, const Model& m, const RowsStep& s, int num_tokens, int m
     }
     for (int64_t at = chunk.start; at < chunk.start + chunk.length; ++at, ++token) {
       ids[token] = s.tokens[chunk.row * s.token_stride + at];
-      slots[token] = (int64_t)table[at / m.block_size] * m.block_size + at % m.block_size;
+      for (int t = 0; t < s.num_tables; ++t)
+        slots[(size_t)t * num_tokens + token] =
+            (int64_t)table[t * s.num_columns() + at / m.block_size] * m.block_size + at % m.block_size;
     }
   }
   starts[s.num_chunks] = token;

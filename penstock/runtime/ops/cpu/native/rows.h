@@ -7,8 +7,8 @@ namespace penstock {
 
 struct RowsStep {
   int32_t* tokens;            // [rows, token_stride] ids by position; what is drawn is written after the last
-  const int32_t* tables;      // [rows, table_stride] block ids
-  const int32_t* num_blocks;  // [rows] how many of them count; null where that was checked already
+  const int32_t* tables;      // [rows, table_stride] block ids: a row's `num_tables` tables one after another
+  const int32_t* num_blocks;  // [rows] how many of the first table's count; null where that was checked already
   const float* const* cosines;  // per rotation: [positions, rotary_dim / 2]
   const float* const* sines;
   const int64_t* chunks;  // [4][num_chunks]: rows, starts, lengths, whether a token is drawn after the last
@@ -20,6 +20,9 @@ struct RowsStep {
   int32_t num_chunks;
   int32_t draws;  // 0 leaves `drawn` and the tokens alone
   int32_t yields;  // it may be interrupted
+  int32_t num_tables;
+
+  int num_columns() const { return table_stride / num_tables; }
 };
 
 enum class Outcome {

@@ -45,6 +45,10 @@ struct Run {
 
 int64_t block_stride(const Model& m) { return m.block_stride ? m.block_stride : m.num_kv_heads * m.block_size; }
 
+const int32_t* table_of(const Step& step, const Layer& layer, int chunk) {
+  return step.block_tables + ((int64_t)layer.table * step.num_chunks + chunk) * step.table_stride;
+}
+
 void place_row(Run& run, const Layer& layer, int row, int first_kv_head, int end_kv_head) {
   const Model& m = run.model;
   Place p = {};
@@ -59,7 +63,7 @@ void place_row(Run& run, const Layer& layer, int row, int first_kv_head, int end
   p.values = layer.values;
   p.key_scales = layer.key_scales;
   p.value_scales = layer.value_scales;
-  p.slot = run.step.slots[row];
+  p.slot = run.step.slots[(int64_t)layer.table * run.step.num_tokens + row];
   p.block_stride = block_stride(m);
   p.num_heads = m.num_heads;
   p.num_kv_heads = m.num_kv_heads;
@@ -94,7 +98,7 @@ Attend task_of(const Run& run, const Layer& layer, const Item& item, Queries* ch
     const int begin = run.step.query_starts[chunk], length = run.step.query_starts[chunk + 1] - begin;
     chunks[i].q = run.qkv + (int64_t)begin * run.qkv_size() + column;
     chunks[i].out = run.attention + (int64_t)begin * run.q_size() + column;
-    chunks[i].table = run.step.block_tables + (int64_t)chunk * run.step.table_stride;
+    chunks[i].table = table_of(run.step, layer, chunk);
     chunks[i].start = run.step.contexts[chunk] - length;
   }
   Attend task = {};
@@ -169,8 +173,7 @@ struct Beginning : Ahead {
     const Step& step = run->step;
     if (num_bytes <= 0 || item == end) return false;
     const int chunk = run->items.chunks[item->first_chunk];
-    const int64_t key = step.block_tables[(int64_t)chunk * step.table_stride + block] * block_stride(m) +
-                        item->kv_head * m.block_size;
+    const int64_t key = table_of(step, *layer, chunk)[block] * block_stride(m) + item->kv_head * m.block_size;
     const int row_bytes = m.head_dim * (layer->key_scales ? 1 : 2), bytes = item->num_kv_heads * m.block_size * row_bytes;
     at = (const char*)(has_keys ? layer->values : layer->keys) + key * row_bytes;
     num_lines = bytes / 64;

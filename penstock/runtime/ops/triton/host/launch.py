@@ -59,17 +59,17 @@ def encode_variant(variant: Variant) -> dict[str, Any]:
     }
 
 
-def decode_variant(told: dict[str, Any]) -> Variant:
-    module, name = told["function"]
+def decode_variant(payload: dict[str, Any]) -> Variant:
+    module, name = payload["function"]
     found = getattr(import_module(module), name)
-    constants, attributes = ({_key(key): value for key, value in told[kind]} for kind in ("constants", "attributes"))
-    options = {name: tuple(value) if isinstance(value, list) else value for name, value in told["options"].items()}
-    return Variant(found.function, told["signature"], constants, attributes, options)
+    constants, attributes = ({_key(key): value for key, value in payload[kind]} for kind in ("constants", "attributes"))
+    options = {name: tuple(value) if isinstance(value, list) else value for name, value in payload["options"].items()}
+    return Variant(found.function, payload["signature"], constants, attributes, options)
 
 
-def _key(told: Any) -> Any:
+def _key(value: Any) -> Any:
     """Keys are names, or places in nested arguments."""
-    return tuple(map(_key, told)) if isinstance(told, list) else told
+    return tuple(map(_key, value)) if isinstance(value, list) else value
 
 
 @contextmanager

@@ -65,7 +65,7 @@ class Compiled(NamedTuple):
 
 
 @dataclass(slots=True)
-class MatchingCounts:
+class GrammarCounts:
     """Counted since the start."""
 
     num_compiled: int = 0
@@ -101,7 +101,7 @@ class StepMasks:
     """Of the requests that the entries belong to."""
     grammars: Grammars
     clock: Callable[[], float]
-    counts: MatchingCounts
+    counts: GrammarCounts
 
     @property
     def num_rows(self) -> int:
@@ -120,13 +120,13 @@ class StepMasks:
 
 
 @dataclass(slots=True)
-class Matching:
+class GrammarState:
     """Belongs to the engine's thread, but for compiling. Without `executor` a grammar is compiled where it is asked for."""
 
     grammars: Grammars
     clock: Callable[[], float]
     executor: Executor | None = None
-    counts: MatchingCounts = field(default_factory=MatchingCounts)
+    counts: GrammarCounts = field(default_factory=GrammarCounts)
     _matchers: dict[tuple[int, int], TokenMatcher] = field(default_factory=dict)
     _compiling: dict[int, Request] = field(default_factory=dict)
     _forced: dict[tuple[int, int], tuple[int, ...]] = field(default_factory=dict)

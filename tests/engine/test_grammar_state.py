@@ -10,10 +10,10 @@ import pytest
 from penstock.runtime.core.batch import Fault, FinishReason
 from penstock.runtime.core.scheduler import Scheduler
 from penstock.runtime.engine.engine import Engine
-from penstock.runtime.engine.matching import Matching
+from penstock.runtime.engine.grammar_state import GrammarState
 from tests.engine.answers import LIMITS, Clock, drain, make_request
 from tests.engine.faulty import FailingRunner
-from tests.engine.masked import END, MaskedOracle, expected_answer, matching
+from tests.engine.masked import END, MaskedOracle, expected_answer, grammar_state
 
 SCHEMA = {
     "type": "object",
@@ -41,10 +41,12 @@ def make_requests(seed: int, num_requests: int = 6):
     ]
 
 
-def make_engine(limits=LIMITS, *, depth=1, num_drafts=0, failing=(), follows: Matching | None = None):
+def make_engine(limits=LIMITS, *, depth=1, num_drafts=0, failing=(), follows: GrammarState | None = None):
     oracle = MaskedOracle(limits.num_blocks, limits.block_size, waits=depth > 1, num_drafts=num_drafts)
     runner = FailingRunner(oracle, frozenset(failing)) if failing else oracle
-    return Engine(Scheduler(limits), runner, Clock(), depth=depth, matching=matching() if follows is None else follows)
+    return Engine(
+        Scheduler(limits), runner, Clock(), depth=depth, grammar_state=grammar_state() if follows is None else follows
+    )
 
 
 def assert_held(requests, answers) -> None:
@@ -65,7 +67,7 @@ def test_what_is_drawn_belongs_to_the_grammar_and_depends_on_nothing_else(depth,
         for request in requests:
             engine.submit(request)
         assert_held(requests, drain(engine))
-        assert not engine.matching
+        assert not engine.grammar_state
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -108,13 +110,13 @@ def test_forced_tokens_take_no_step_each():
     answers = drain(engine)
     assert bytes(answers[2, 0].tokens).decode() == text
     assert engine.num_steps < len(text) / 2
-    assert engine.matching.counts.num_forced > len(text) / 2
+    assert engine.grammar_state.counts.num_forced > len(text) / 2
 
 
 @pytest.mark.parametrize("executor", [None, "threads"])
 def test_a_grammar_that_cannot_be_used_is_the_clients_fault_and_nobody_elses(executor):
     pool = ThreadPoolExecutor(1) if executor else None
-    engine = make_engine(follows=matching(executor=pool))
+    engine = make_engine(follows=grammar_state(executor=pool))
     engine.submit(make_request(1, (5,), max_tokens=9, n=2, schema={"not": {}}))
     engine.submit(make_request(2, (5,), max_tokens=9, regex="[ab]{4}"))
     engine.submit(make_request(3, (5,), max_tokens=9))
@@ -124,7 +126,7 @@ def test_a_grammar_that_cannot_be_used_is_the_clients_fault_and_nobody_elses(exe
         assert '"not"' in answers[1, choice].finish.message
     assert re.fullmatch("[ab]{4}", bytes(answers[2, 0].tokens).decode())
     assert len(answers[3, 0].tokens) == 9
-    assert engine.matching.counts.num_refused == 1
+    assert engine.grammar_state.counts.num_refused == 1
     if pool:
         pool.shutdown()
 
@@ -135,7 +137,7 @@ def test_a_request_given_up_while_its_grammar_is_compiled_ends_as_cancelled():
             self.work = work
 
     never = Never()
-    engine = make_engine(follows=matching(executor=never))
+    engine = make_engine(follows=grammar_state(executor=never))
     engine.submit(make_request(1, (5,), max_tokens=9, n=2, regex="a+"))
     assert engine.step() == ()
     assert engine.has_work
@@ -154,7 +156,7 @@ def test_a_matcher_that_breaks_ends_its_own_request():
 
     def breaks(step):
         if step == 4:
-            engine.matching._matchers[1, 0].advance([7])
+            engine.grammar_state._matchers[1, 0].advance([7])
 
     answers = drain(engine, before_step=breaks)
     assert answers[1, 0].finish.fault is Fault.REQUEST

@@ -1,0 +1,144 @@
+"""Qwen3-Next: gated delta nets, gated full attention in every fourth layer, small experts and one that sees every token."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Any
+
+from penstock.errors import ModelFileError
+from penstock.runtime.models import hf_names
+from penstock.runtime.models.fields import Fields
+from penstock.runtime.models.gguf_head import GgufHead
+from penstock.runtime.models.kinds.recurrent import GatedDelta
+from penstock.runtime.models.positions import rope_from_config
+from penstock.runtime.models.shape import (
+    MAX_HEAD_DIM,
+    MAX_HEADS,
+    MAX_LAYERS,
+    MAX_WIDTH,
+    activation,
+    num_experts,
+    shape_from_config,
+)
+from penstock.runtime.models.spec import GQA, GatedMLP, Layer, ModelSpec, MoE
+from penstock.runtime.models.weights import Concat, Recipe, Recipes, Take, Tensor
+
+NO_GGUF = "Qwen3-Next is not read from GGUF; use the safetensors checkpoint"
+KINDS = {"linear_attention": False, "full_attention": True}
+EVERY = 4
+"""Layers of which one is full attention, where the file does not say."""
+
+
+def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
+    fields = Fields(config)
+    fields = fields.or_else({"partial_rotary_factor": 0.25})
+    shape = shape_from_config(fields)
+    rope = rope_from_config(fields, shape.head_dim, shape.context, partial=True)
+    bias = fields.flag("attention_bias", False)
+    attention = replace(shape.attention(rope), qk_norm="head", qkv_bias=bias, out_bias=bias, gated=True)
+    delta = GatedDelta(
+        num_heads=fields.whole("linear_num_value_heads", 1, MAX_HEADS),
+        num_key_heads=fields.whole("linear_num_key_heads", 1, MAX_HEADS),
+        key_dim=fields.whole("linear_key_head_dim", 1, MAX_HEAD_DIM),
+        value_dim=fields.whole("linear_value_head_dim", 1, MAX_HEAD_DIM),
+        width=fields.whole("linear_conv_kernel_dim", 2, 64, 4),
+    )
+    if delta.num_heads % delta.num_key_heads:
+        raise fields.wrong("linear_num_value_heads", "a multiple of linear_num_key_heads")
+    dense = GatedMLP(shape.width, activation(fields))
+    mixture = _mixture(fields, shape.num_layers)
+    step = fields.whole("decoder_sparse_step", 1, MAX_LAYERS, 1)
+    always_dense = fields.items("mlp_only_layers") if fields.has("mlp_only_layers") else ()
+    layers = [
+        Layer(
+            attention if is_full else delta,
+            dense if mixture is None or index in always_dense or (index + 1) % step else mixture,
+        )
+        for index, is_full in enumerate(_full_layers(fields, shape.num_layers))
+    ]
+    return shape.model("qwen3_next", layers, tied=fields.flag("tie_word_embeddings", False))
+
+
+def _full_layers(fields: Fields, num_layers: int) -> list[bool]:
+    if not fields.has("layer_types"):
+        every = fields.whole("full_attention_interval", 1, MAX_LAYERS, EVERY)
+        return [not (index + 1) % every for index in range(num_layers)]
+    kinds = fields.items("layer_types", num_layers)
+    if any(kind not in KINDS for kind in kinds):
+        raise fields.wrong("layer_types", f"a list of {', '.join(KINDS)}")
+    return [KINDS[kind] for kind in kinds]
+
+
+def _mixture(fields: Fields, num_layers: int) -> MoE | None:
+    if not fields.whole("num_experts", 0, 2**16, 0):
+        return None
+    count, function = num_experts(fields, "num_experts", num_layers), activation(fields)
+    return MoE(
+        num_experts=count,
+        num_active=fields.whole("num_experts_per_tok", 1, count),
+        expert=GatedMLP(fields.whole("moe_intermediate_size", 1, MAX_WIDTH), function),
+        normalize=fields.flag("norm_topk_prob", True),
+        shared=GatedMLP(fields.whole("shared_expert_intermediate_size", 1, MAX_WIDTH), function),
+        shared_gated=True,
+    )
+
+
+def recipes(spec: ModelSpec, names: Collection[str] = ()) -> Recipes:
+    """Norms store the distance from one, but for those of the delta nets. The layers after the last, which guess a token
+    further, are left aside."""
+    found = hf_names.decoder(spec, norm_plus=1.0)
+    for index, layer in enumerate(spec.layers):
+        ours, theirs = f"layers.{index}.", f"model.layers.{index}."
+        if isinstance(layer.attention, GatedDelta):
+            found |= _delta(layer.attention, f"{ours}attention.", f"{theirs}linear_attn.")
+        elif isinstance(layer.attention, GQA):
+            found |= _gated(layer.attention, f"{ours}attention.", f"{theirs}self_attn.")
+        if isinstance(layer.mlp, MoE):
+            found |= hf_names.experts(
+                replace(layer.mlp, shared=None),
+                f"{ours}mlp.",
+                f"{theirs}mlp.",
+                gate="gate_proj",
+                up="up_proj",
+                down="down_proj",
+            )
+            found[f"{ours}mlp.shared_gate.weight"] = Tensor(f"{theirs}mlp.shared_expert_gate.weight")
+            found |= hf_names.gated_mlp(f"{ours}mlp.shared.", f"{theirs}mlp.shared_expert.")
+    return found
+
+
+def _gated(part: GQA, ours: str, theirs: str) -> Recipes:
+    """Each head's query is followed by its gate."""
+    found: Recipes = {}
+    for kind in ("weight", "bias") if part.qkv_bias else ("weight",):
+        both, size = Tensor(f"{theirs}q_proj.{kind}"), part.head_dim
+        queries, gates = (_runs(both, part.num_heads, 2 * size, begin, size) for begin in (0, size))
+        keys, values = (Tensor(f"{theirs}{name}_proj.{kind}") for name in "kv")
+        found |= {f"{ours}qkv.{kind}": Concat((queries, keys, values)), f"{ours}gate.{kind}": gates}
+    return found
+
+
+def _delta(part: GatedDelta, ours: str, theirs: str) -> Recipes:
+    """By key head: query, key, then the values and gates, strengths and time steps of the heads that share them."""
+    heads, shared = part.num_key_heads, part.num_heads // part.num_key_heads
+    sizes = [part.key_dim, part.key_dim, shared * part.value_dim, shared * part.value_dim]
+    big, small = Tensor(f"{theirs}in_proj_qkvz.weight"), Tensor(f"{theirs}in_proj_ba.weight")
+    rows = [_runs(big, heads, sum(sizes), sum(sizes[:place]), size) for place, size in enumerate(sizes)]
+    rows += [_runs(small, heads, 2 * shared, begin, shared) for begin in (0, shared)]
+    names = {"conv": "conv1d.weight", "step_bias": "dt_bias", "decay_log": "A_log"}
+    names |= {"norm.weight": "norm.weight", "out.weight": "out_proj.weight"}
+    named: Recipes = {ours + mine: Tensor(theirs + name) for mine, name in names.items()}
+    return named | {f"{ours}into.weight": Concat(tuple(rows))}
+
+
+def _runs(part: Tensor, count: int, stride: int, begin: int, size: int) -> Recipe:
+    """`size` rows of every `stride`, from `begin` on."""
+    starts = [number * stride + begin for number in range(count)]
+    return Concat(tuple(Take(part, start, start + size) for start in starts))
+
+
+def spec_from_gguf(head: GgufHead) -> ModelSpec:
+    raise ModelFileError(NO_GGUF)
+
+
+def gguf_recipes(spec: ModelSpec, names: Collection[str] = ()) -> Recipes:
+    raise ModelFileError(NO_GGUF)

@@ -1,0 +1,86 @@
+"""The gated delta rule: a state of keys and values that is corrected at every token.
+
+    S = exp(decay) S;   S = S + strength * key (value - key S);   out = query S
+
+A prompt is computed in pieces of `PIECE` tokens: what each token writes depends on what those before it in the piece wrote,
+which is a triangular system.
+"""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from penstock.runtime.models.kinds.recurrent import GatedDelta
+from penstock.runtime.ops.kinds.scan import PIECE, example_states
+from penstock.runtime.ops.layout import BatchLayout, StateLayout
+from penstock.runtime.ops.op import operation
+
+EPS = 1e-6
+"""Under the root of what keys and queries are divided by."""
+
+
+class DeltaInputs(NamedTuple):
+    """Values [tokens, heads, value_dim], keys and queries [tokens, key heads, key_dim], strengths and logs of decays [tokens,
+    heads]."""
+
+    values: Tensor
+    keys: Tensor
+    queries: Tensor
+    strengths: Tensor
+    decays: Tensor
+
+
+def _examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
+    spec = GatedDelta(4, 2, 6, 8, 4)
+    for layout, states, generator in example_states(device):
+        count = sum(layout.lengths)
+
+        def normal(*shape: int, generator: torch.Generator = generator) -> Tensor:
+            return torch.randn(shape, generator=generator, device=device)
+
+        keys, queries = normal(count, 2, 6), normal(count, 2, 6)
+        inputs = DeltaInputs(normal(count, 4, 8), keys, queries, normal(count, 4).sigmoid(), -normal(count, 4).abs())
+        yield inputs.values, inputs, normal(4, 4, 6, 8), layout, states, spec
+
+
+@operation(_examples)
+def delta_scan(
+    values: Tensor, inputs: DeltaInputs, held: Tensor, layout: BatchLayout, states: StateLayout, spec: GatedDelta
+) -> Tensor:
+    """What queries read of the states [heads, key_dim, value_dim], in float32: [tokens, heads, value_dim]."""
+    shared = spec.num_heads // spec.num_key_heads
+    outputs, kept = [], []
+    for parts, read in zip(zip(*(torch.split(part, layout.lengths) for part in inputs)), states.read.tolist()):
+        state = torch.zeros_like(held[0]) if read < 0 else held[read].clone()
+        for begin in range(0, len(parts[0]), PIECE):
+            value, key, query, strength, decay = (part[begin : begin + PIECE].float() for part in parts)
+            key, query = (_unit(part).repeat_interleave(shared, dim=1) for part in (key, query))
+            # By head: [heads, tokens, ...]
+            query = query * spec.key_dim**-0.5
+            value, key, query, strength, decay = (part.transpose(0, 1) for part in (value, key, query, strength, decay))
+            out, state = _piece(value, key, query, strength, decay, state)
+            outputs.append(out.transpose(0, 1))
+        kept.append(state)
+    held.index_copy_(0, states.written, torch.stack(kept))
+    return torch.cat(outputs)
+
+
+def _unit(numbers: Tensor) -> Tensor:
+    return numbers * torch.rsqrt((numbers * numbers).sum(-1, keepdim=True) + EPS)
+
+
+def _piece(
+    value: Tensor, key: Tensor, query: Tensor, strength: Tensor, decay: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    faded = decay.cumsum(-1)  # log of what is left of the state before, [heads, tokens]
+    place = torch.arange(faded.shape[-1], device=faded.device)
+    between = (faded[:, :, None] - faded[:, None]).masked_fill(place[:, None] < place, -torch.inf).exp()
+    left = faded.exp()[..., None]
+    corrections = strength[..., None] * (value - left * (key @ state))
+    system = strength[..., None] * (key @ key.transpose(1, 2)) * between
+    written = torch.linalg.solve_triangular(system, corrections, upper=False, unitriangular=True)
+    out = left * (query @ state) + ((query @ key.transpose(1, 2)) * between) @ written
+    fresh = key * (faded[:, -1:] - faded).exp()[..., None]
+    return out, state * left[:, -1:] + fresh.transpose(1, 2) @ written

@@ -1,0 +1,176 @@
+"""Attention over paged latents: a tile of latents is read once, as keys and as values, for all heads of a program's queries."""
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from penstock.runtime.models.spec import MLA
+from penstock.runtime.ops.kinds.latent import latent_attention
+from penstock.runtime.ops.layout import BatchLayout, LatentCache
+from penstock.runtime.ops.triton import decode
+from penstock.runtime.ops.triton.host.chain import await_others, chained
+from penstock.runtime.ops.triton.host.launch import entry
+from penstock.runtime.ops.triton.paged import LOG2_E, slots_of
+
+MAX_ROWS = 64
+"""Queries times heads of a program."""
+
+
+@entry
+@triton.jit(
+    do_not_specialize=["table_width"],
+    do_not_specialize_on_alignment=["tables", "chunks", "firsts", "counts", "places", "peaks", "sums"],
+)
+def _attend(
+    q, latents, tables, chunks, firsts, counts, places, out, partial, peaks, sums, scale, table_width,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, RANK: tl.constexpr, RANK_PAD: tl.constexpr,
+    TURNED: tl.constexpr, TURNED_PAD: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr,
+    SPLITS: tl.constexpr, CHAINS: tl.constexpr,
+):  # fmt: skip
+    """A few queries of one chunk, one after another, with GROUP heads each, over one of SPLITS runs of latents.
+
+    A latent is RANK numbers, which are key and value, then TURNED numbers of a rotated key.
+    """
+    await_others(CHAINS)
+    tile = tl.program_id(0)
+    first_head = tl.program_id(1) * GROUP
+    split = tl.program_id(2)
+    width: tl.constexpr = RANK + TURNED
+    chunk = tl.load(chunks + tile).to(tl.int64)
+    token = tl.load(firsts + tile).to(tl.int64)
+    count = tl.load(counts + tile)
+    start = tl.load(places + token).to(tl.int32)
+    end = start + count
+    span = tl.cdiv(tl.cdiv(end, TILE), SPLITS) * TILE
+    low = split * span
+    high = tl.minimum(low + span, end)
+
+    rows = tl.arange(0, ROWS)
+    number = rows // GROUP
+    head = first_head + rows % GROUP
+    is_row = (number < count) & (head < HEADS)
+    seen = start + number + 1
+    row_of = (token + number) * HEADS + head
+    columns = tl.arange(0, RANK_PAD)[None, :]
+    turned = tl.arange(0, TURNED_PAD)[None, :]
+    query = tl.load(q + row_of[:, None] * width + columns, mask=is_row[:, None] & (columns < RANK), other=0.0)
+    query_turned = tl.load(
+        q + row_of[:, None] * width + RANK + turned, mask=is_row[:, None] & (turned < TURNED), other=0.0
+    )
+    peak = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    mixed = tl.zeros([ROWS, RANK_PAD], tl.float32)
+    for begin in range(low, high, TILE):
+        positions = begin + tl.arange(0, TILE)
+        inside = positions < high
+        slot = slots_of(tables, chunk * table_width, positions, inside, BLOCK_SIZE)[:, None] * width
+        latent = tl.load(latents + slot + columns, mask=inside[:, None] & (columns < RANK), other=0.0)
+        key = tl.load(latents + slot + RANK + turned, mask=inside[:, None] & (turned < TURNED), other=0.0)
+        latent, key = latent.to(query.dtype), key.to(query.dtype)
+        scores = tl.dot(query, tl.trans(latent), input_precision="ieee")
+        scores = tl.dot(query_turned, tl.trans(key), scores, input_precision="ieee") * scale
+        scores = tl.where(inside[None, :] & (positions[None, :] < seen[:, None]), scores, float("-inf"))
+        higher = tl.maximum(peak, tl.max(scores, axis=1))
+        safe = tl.where(higher == float("-inf"), 0.0, higher)
+        weights = tl.exp2(scores - safe[:, None])
+        fade = tl.exp2(peak - safe)
+        total = total * fade + tl.sum(weights, axis=1)
+        mixed = tl.dot(weights.to(query.dtype), latent, mixed * fade[:, None], input_precision="ieee")
+        peak = higher
+    is_number = is_row[:, None] & (columns < RANK)
+    if SPLITS == 1:
+        mixed = mixed / tl.where(total == 0.0, 1.0, total)[:, None]
+        tl.store(out + row_of[:, None] * RANK + columns, mixed.to(out.dtype.element_ty), mask=is_number)
+    else:
+        base = row_of * SPLITS + split
+        tl.store(peaks + base, peak, mask=is_row)
+        tl.store(sums + base, total, mask=is_row)
+        tl.store(partial + base[:, None] * RANK + columns, mixed, mask=is_number)
+
+
+class LatentCut(NamedTuple):
+    """Latents a tile, warps, loads under way; and runs that a sequence's latents are split into."""
+
+    tile: int
+    warps: int
+    stages: int
+    splits: int
+
+
+class Tiles(NamedTuple):
+    """Queries of a chunk that a program takes: whose they are, their first token, how many; [tiles] each."""
+
+    chunks: Tensor
+    firsts: Tensor
+    counts: Tensor
+
+
+def cut_of(num_programs: int, q: Tensor) -> LatentCut:
+    splits = min(triton.next_power_of_2(max(decode.PROGRAMS // num_programs, 1)), decode.MAX_SPLITS)
+    return LatentCut(16, 4, 1, splits) if q.element_size() > 2 else LatentCut(32, 4, 3, splits)
+
+
+@latent_attention.kernel("cuda")
+def attend_latents(
+    q: Tensor, cache: LatentCache, layout: BatchLayout, spec: MLA, cut: LatentCut | None = None
+) -> Tensor:
+    group = min(triton.next_power_of_2(spec.num_heads), MAX_ROWS)
+    each = MAX_ROWS // group if len(layout.lengths) < q.shape[0] else 1
+    tiles = _tiles(layout, each)
+    num_groups = -(-spec.num_heads // group)
+    cut = cut or cut_of(tiles.chunks.shape[0] * num_groups, q)
+    splits, rank, turned = cut.splits, spec.kv_rank, spec.rope.dim
+    count = q.shape[0]
+    out = torch.empty((count, spec.num_heads, rank), dtype=q.dtype, device=q.device)
+    partial = torch.empty((count, spec.num_heads, splits, rank if splits > 1 else 0), device=q.device)
+    peaks, sums = torch.empty((2, count, spec.num_heads, splits), device=q.device)
+    _attend[(tiles.chunks.shape[0], num_groups, splits)](
+        q.contiguous(),
+        cache.latents,
+        layout.block_tables,
+        *tiles,
+        layout.positions,
+        out,
+        partial,
+        peaks,
+        sums,
+        spec.scale * LOG2_E,
+        layout.block_tables.stride(0),
+        HEADS=spec.num_heads,
+        GROUP=group,
+        ROWS=max(group * each, 16),
+        RANK=rank,
+        RANK_PAD=max(triton.next_power_of_2(rank), 16),
+        TURNED=turned,
+        TURNED_PAD=max(triton.next_power_of_2(turned), 16),
+        BLOCK_SIZE=cache.block_size,
+        TILE=cut.tile,
+        SPLITS=splits,
+        **chained(),
+        num_warps=cut.warps,
+        num_stages=cut.stages,
+    )
+    if splits > 1:
+        decode.join_heads[(count, spec.num_heads)](
+            out, partial, peaks, sums, peaks, HEADS=spec.num_heads, DIM=rank, PAD=triton.next_power_of_2(rank),
+            SPLITS=splits, SINKS=False, LOG2_E=LOG2_E, **chained(), num_warps=2,
+        )  # fmt: skip
+    return out
+
+
+def _tiles(layout: BatchLayout, each: int) -> Tiles:
+    """Found once a step: every layer has the same."""
+    found = layout.derived.get(("latent tiles", each))
+    if found is None:
+        described, begin = [], 0
+        for chunk, length in enumerate(layout.lengths):
+            for offset in range(0, length, each):
+                described.append((chunk, begin + offset, min(each, length - offset)))
+            begin += length
+        device = layout.block_tables.device
+        found = Tiles(*torch.tensor(described, dtype=torch.int32).t().contiguous().to(device, non_blocking=True))
+        layout.derived["latent tiles", each] = found
+    return found

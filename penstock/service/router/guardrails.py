@@ -1,0 +1,191 @@
+"""Guardrails: an operator's own service is asked before a model is, and before a client reads the answer.
+
+It is sent what was asked, and what was answered, as JSON, and allows it, refuses it with a message, or writes it anew. Where it
+does not answer, the request is refused or passes, as the operator says. Prices, limits and models are decided elsewhere.
+"""
+
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from penstock.metrics.exposition import Counter
+from penstock.service.edge.refusal import Refusal, unavailable
+from penstock.service.gateway.settings import GuardrailSettings
+from penstock.service.router.proxy.asked import NOTHING, wanted_of
+from penstock.service.router.proxy.endpoint import ConnectionPool, endpoint_of, fetch
+from penstock.service.router.proxy.incoming import AnswerSink, Incoming
+
+MAX_HELD_BYTES = 4 << 20
+"""Of an answer that is held until it has been judged."""
+STREAMS = (b"text/event-stream", b"application/x-ndjson")
+
+
+class GuardrailAnswer(msgspec.Struct):
+    allow: bool
+    message: str = ""
+    body: msgspec.Raw = msgspec.Raw()
+    """In place of the request, or of an answer that is no stream."""
+
+
+class Judged(msgspec.Struct):
+    """What the service is sent."""
+
+    stage: str
+    request_id: str
+    tenant: str
+    model: str
+    path: str
+    request: msgspec.Raw
+    answer: msgspec.Raw | str | None = None
+    """An object, or the text of a stream's events."""
+
+
+class Guardrails:
+    """Lives on the router's event loop."""
+
+    def __init__(
+        self,
+        counter: Counter,
+        run: Callable[[Coroutine[Any, Any, None]], None],
+        refuse: Callable[[Incoming, bytes, AnswerSink, Refusal], None],
+    ) -> None:
+        self._verdicts = counter
+        self._run = run
+        self._refuse = refuse
+        self._pools: dict[str, ConnectionPool] = {}
+
+    async def before(self, settings: GuardrailSettings, request: Incoming, request_id: bytes) -> Incoming:
+        """The request as it goes on. Raises Refusal."""
+        verdict = await self._ask(settings, settings.before, _judged("before", request, request_id))
+        return request._replace(body=bytes(verdict.body)) if verdict.body else request
+
+    def guarded(
+        self, settings: GuardrailSettings, request: Incoming, request_id: bytes, client: AnswerSink
+    ) -> "GuardedAnswer":
+        """Where the answer goes in place of the client."""
+
+        async def judge(answer: bytes, is_stream: bool) -> bytes:
+            said = answer.decode("utf-8", "replace") if is_stream else msgspec.Raw(answer)
+            verdict = await self._ask(settings, settings.after, _judged("after", request, request_id, said))
+            return bytes(verdict.body) if verdict.body and not is_stream else answer
+
+        return GuardedAnswer(client, judge, partial(self._refuse, request, request_id, client), self._run)
+
+    def close(self) -> None:
+        for pool in self._pools.values():
+            pool.close()
+
+    async def _ask(self, settings: GuardrailSettings, url: str, asked: Judged) -> GuardrailAnswer:
+        try:
+            pool = self._pools.get(url)
+            if pool is None:
+                pool = self._pools[url] = ConnectionPool(endpoint_of(url))
+            found = await fetch(pool, _post(pool, url, msgspec.json.encode(asked)), settings.timeout_s)
+            if found.status != 200:
+                raise ValueError(f"status {found.status}")
+            verdict = msgspec.json.decode(found.body, type=GuardrailAnswer)
+        except (OSError, ValueError) as error:
+            self._count(asked, "failed")
+            if settings.on_failure == "pass":
+                return GuardrailAnswer(True)
+            message = "the guardrail of this service does not answer, so nothing passes; try later"
+            raise unavailable(message, 2, code="guardrail_unavailable") from error
+        self._count(asked, "allowed" if verdict.allow else "refused")
+        if not verdict.allow:
+            which = "request" if asked.stage == "before" else "answer"
+            said = verdict.message[:500] or "no reason is given"
+            raise Refusal(400, f"the {which} is refused by a guardrail: {said}", code="content_policy_violation")
+        return verdict
+
+    def _count(self, asked: Judged, outcome: str) -> None:
+        self._verdicts.add(1, (("stage", asked.stage), ("outcome", outcome)))
+
+
+class GuardedAnswer:
+    """Stands before the client: holds the whole answer, streams too, until it has been judged."""
+
+    def __init__(
+        self,
+        sink: AnswerSink,
+        judge: Callable[[bytes, bool], Coroutine[Any, Any, bytes]],
+        refuse: Callable[[Refusal], None],
+        run: Callable[[Coroutine[Any, Any, None]], None],
+    ) -> None:
+        """`judge` is told the answer and whether it is a stream's events."""
+        self._sink = sink
+        self._judge = judge
+        self._refuse = refuse
+        self._run = run
+        self._begun = (0, b"")
+        self._parts: list[bytes] = []
+        self._num_bytes = 0
+
+    @property
+    def answering(self) -> Any:
+        return self._sink.answering
+
+    @answering.setter
+    def answering(self, who: Any) -> None:
+        self._sink.answering = who
+
+    @property
+    def is_open(self) -> bool:
+        return self._sink.is_open
+
+    def respond(self, status: int, headers: bytes, body: bytes) -> None:
+        if status != 200:
+            self._sink.respond(status, headers, body)
+        else:
+            self._run(self._pass_whole(status, headers, body))
+
+    def begin(self, status: int, headers: bytes) -> None:
+        self._begun = (status, headers)
+
+    def write(self, data: bytes) -> None:
+        self._num_bytes += len(data)
+        if self._num_bytes <= MAX_HELD_BYTES:
+            self._parts.append(data)
+
+    def end(self) -> None:
+        self._run(self._pass_stream())
+
+    async def _pass_whole(self, status: int, headers: bytes, body: bytes) -> None:
+        passed = await self._judged(body, False)
+        if passed is not None:
+            self._sink.respond(status, headers, passed)
+
+    async def _pass_stream(self) -> None:
+        status, headers = self._begun
+        passed = await self._judged(b"".join(self._parts), any(kind in headers for kind in STREAMS))
+        if passed is not None:
+            self._sink.begin(status, headers)
+            self._sink.write(passed)
+            self._sink.end()
+
+    async def _judged(self, answer: bytes, is_stream: bool) -> bytes | None:
+        """None where nobody waits for it any more, or it was refused."""
+        try:
+            if self._num_bytes > MAX_HELD_BYTES:
+                raise Refusal(413, "the answer is too long to be judged by a guardrail; ask for less")
+            passed = await self._judge(answer, is_stream)
+        except Refusal as error:
+            if self._sink.is_open:
+                self._refuse(error)
+            return None
+        return passed if self._sink.is_open else None
+
+
+def _judged(stage: str, request: Incoming, request_id: bytes, answer: msgspec.Raw | str | None = None) -> Judged:
+    wanted, tenant = wanted_of(request.body) or NOTHING, getattr(request.caller, "tenant", "")
+    body = msgspec.Raw(request.body)
+    return Judged(stage, request_id.decode("latin-1"), tenant, wanted.model or "", request.path, body, answer)
+
+
+def _post(pool: ConnectionPool, url: str, body: bytes) -> bytes:
+    endpoint = pool.endpoint
+    query = url.partition("?")[2]
+    path = (endpoint.path or "/") + (f"?{query}" if query else "")
+    head = f"POST {path} HTTP/1.1\r\nhost: {endpoint.authority}\r\ncontent-type: application/json\r\n"
+    return head.encode() + b"content-length: %d\r\n\r\n%b" % (len(body), body)

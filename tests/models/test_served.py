@@ -1,0 +1,71 @@
+"""Architectures with other kinds of cache under the scheduler: the greedy tokens of `transformers`, whatever is done to a step.
+
+Prompts come in chunks, begin alike, are preempted for want of memory, have three choices and run eight at a time.
+"""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from penstock.runtime.core.kinds.groups import BlockGroup, CacheGroups
+from penstock.runtime.core.limits import Limits
+from penstock.runtime.core.request import Request, SamplingParams
+from penstock.runtime.core.runner import RunnerShape
+from penstock.runtime.core.scheduler import Scheduler
+from penstock.runtime.engine.engine import Engine
+from penstock.runtime.execution.eager.runner import ModelRunner
+from penstock.runtime.layers.decoder import Decoder
+from tests.models.ours import Ours
+from tests.models.tiny import DECODERS
+from tests.runtime.test_engine import serve
+
+NAMES = ("qwen3-next", "granite4", "lfm2", "deepseek-v2-groups", "deepseek-v3")
+BLOCK_SIZE, CONTEXT, NUM_TOKENS, NUM_STATES = 8, 256, 64, 30
+
+
+def asked() -> list[Request]:
+    """Two stems; the seventh wants three choices, the last repeats the first and goes on."""
+    generator = torch.Generator().manual_seed(3)
+    stems = torch.randint(0, 96, (2, 40), generator=generator).tolist()
+    ends = torch.randint(0, 96, (8, 30), generator=generator).tolist()
+    prompts = [(*stems[number % 2], *ends[number][: 3 + 4 * number]) for number in range(8)]
+    return [
+        Request(
+            request_id=number,
+            prompt=prompt,
+            params=SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, n=3 if number == 6 else 1),
+        )
+        for number, prompt in enumerate((*prompts, (*prompts[0], 1, 2, 3)))
+    ]
+
+
+def engine_of(model: Decoder, num_blocks: int) -> Engine:
+    spec = model.spec
+    first, *others = [BlockGroup(*group) for group in spec.cache_layout().groups]
+    num_states = NUM_STATES if any(group.kind == "state" for group in spec.cache_groups) else 0
+    groups = CacheGroups(first, tuple(others), num_states)
+    limits = Limits(num_blocks, BLOCK_SIZE, CONTEXT, 24, 8, 100, 10_000, groups=groups)
+    shape = RunnerShape(num_blocks, BLOCK_SIZE, 8, CONTEXT, frees=True, num_states=num_states)
+    return Engine(Scheduler(limits), ModelRunner(model, shape), lambda: 0.0)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@torch.inference_mode()
+def test_served_tokens_are_theirs(name: str, tmp_path: Path) -> None:
+    theirs = DECODERS[name].save(tmp_path)
+    model = Ours(tmp_path, CONTEXT).module
+    assert isinstance(model, Decoder)
+    engine = engine_of(model, 60)
+    answers = serve(engine, asked())
+    engine.scheduler.check()
+    assert engine.scheduler.num_preemptions > 0
+    hits = [delta.prefix.num_tokens for deltas in answers.values() for delta in deltas if delta.prefix]
+    assert sum(hits) > 0
+    prompts = {request.request_id: request.prompt for request in asked()}
+    for (number, _), deltas in answers.items():
+        tokens = [token for delta in deltas for token in delta.token_ids]
+        assert len(tokens) == NUM_TOKENS
+        everything = torch.tensor([[*prompts[number], *tokens]])
+        likeliest = theirs(input_ids=everything).logits[0].argmax(-1).tolist()
+        assert tokens == likeliest[len(prompts[number]) - 1 : -1]
