@@ -2,8 +2,8 @@
 
     python -m benchmarks.edge.fairness [--tree CHECKOUT] [--only NAME,...] [--seconds 20] [--json FILE]
 
-Two keys at one server with default settings. A polite client asks for short streamed answers, each of its own words, three a
-second; the flood runs in a process of its own at the lowest priority, as if it were on another machine.
+Two keys at one server with default settings. A polite client asks for short streamed answers, each of its own words, three in two
+seconds; the flood runs in a process of its own at the lowest priority, as if it were on another machine.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from benchmarks.edge.served import KEYS, Served, ask, percentile_ms, post, servi
 
 ROOT = Path(__file__).parents[2]
 NUM_STREAMS = 300
-RATE = 3.0
+RATE = 1.5
 WARM_UP_S = 4.0
 """How long a flood goes on before the other key is measured."""
 NUMBERS = count()
@@ -119,7 +119,7 @@ async def polite(served: Served, seconds: float, model: str = "default") -> list
     for number in range(round(RATE * seconds)):
         await asyncio.sleep(max(start_s + number / RATE - time.monotonic(), 0.0))
         asked = f"What is {next(NUMBERS)} and {number}?"
-        body = {"model": model, "messages": [{"role": "user", "content": asked}], "max_tokens": 8, "stream": True}
+        body = {"model": model, "messages": [{"role": "user", "content": asked}], "max_tokens": 4, "stream": True}
         calls.append(asyncio.create_task(_stream(served, _request("/v1/chat/completions", body, KEYS[1]))))
     return list(await asyncio.gather(*calls))
 

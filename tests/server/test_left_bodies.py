@@ -13,8 +13,10 @@ def request(body: bytes, *, is_closing: bool) -> Request:
     transport = SimpleNamespace(is_closing=lambda: is_closing)
     scope = {"type": "http", "headers": [], "penstock.connection": SimpleNamespace(transport=transport)}
 
+    messages = iter([{"type": "http.request", "body": body, "more_body": False}, {"type": "http.disconnect"}])
+
     async def receive() -> dict[str, object]:
-        return {"type": "http.request", "body": body, "more_body": False}
+        return next(messages)
 
     return Request(scope, receive)
 

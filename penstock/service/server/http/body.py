@@ -137,6 +137,8 @@ async def _look_up(request: Request) -> None:
     await asyncio.sleep(0)
     connection = request.scope.get("penstock.connection")
     if connection is not None and connection.transport.is_closing():
+        while (await request.receive())["type"] != "http.disconnect":
+            pass  # until the protocol knows it too: it would answer otherwise
         raise ClientDisconnect
 
 
