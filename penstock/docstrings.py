@@ -3,9 +3,11 @@
 import ast
 import inspect
 from dataclasses import is_dataclass
+from functools import cache
 from itertools import pairwise
 
 
+@cache  # the class is searched for in the text of its whole module
 def field_docstrings(owner: type) -> dict[str, str]:
     """The docstring under each field of a dataclass, those it inherits included, each on one line."""
     found: dict[str, str] = {}

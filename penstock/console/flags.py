@@ -55,6 +55,11 @@ class Flag:
         return self.word or self.key
 
     @property
+    def is_advanced(self) -> bool:
+        """Few people need it: its owner names it in `ADVANCED`, and help shows it last."""
+        return self.name in getattr(self.owner, "ADVANCED", ())
+
+    @property
     def label(self) -> str:
         return self.metavar if self.is_positional else f"--{self.switch}"
 

@@ -5,7 +5,7 @@ Owns the layout; what a field says of itself is read by `docstrings`.
 
 import inspect
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING
 from typing import Any
 
@@ -44,12 +44,11 @@ def command_help(program: str, config: type, width: int) -> str:
         lines.append("")
     for flag in positionals:
         lines += layout(flag.metavar, flag_help(flag, field_docstrings(flag.owner)), width)
-    for tables, members in by_tables(flag for flag in flags if not flag.is_positional).items():
-        owner = members[0].owner
-        docstrings = field_docstrings(owner)
-        lines += ["", _heading(tables, owner)]
-        for flag in members:
-            lines += layout(_usage(flag), flag_help(flag, docstrings), width)
+    for tables, members in by_tables(flag for flag in flags if not (flag.is_positional or flag.is_advanced)).items():
+        lines += ["", _heading(tables, members[0].owner), *_rows(members, width)]
+    advanced = [flag for flag in flags if flag.is_advanced]
+    if advanced:
+        lines += ["", "advanced, which few need:", *_rows(advanced, width)]
     lines += ["", "for every command:"]
     for usage, text in COMMON_ROWS:
         lines += layout(usage, text, width)
@@ -62,6 +61,12 @@ def layout(usage: str, text: str, width: int, indent: int = INDENT) -> list[str]
     if len(usage) + 4 > indent:
         return [f"  {usage}", *(" " * indent + line for line in wrapped)]
     return [f"  {usage}".ljust(indent) + wrapped[0], *(" " * indent + line for line in wrapped[1:])]
+
+
+def _rows(flags: Sequence[Flag], width: int) -> list[str]:
+    return [
+        line for flag in flags for line in layout(_usage(flag), flag_help(flag, field_docstrings(flag.owner)), width)
+    ]
 
 
 def _heading(tables: tuple[str, ...], owner: type) -> str:

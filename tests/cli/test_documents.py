@@ -78,3 +78,8 @@ def test_what_contributors_are_sent_to_exists() -> None:
     named = re.findall(r"`([A-Z_]+)` of `(penstock/[\w/.]+\.py)`", text.replace("\n", " ").replace("   ", " "))
     assert len(named) >= 3
     assert not [name for name, path in named if not re.search(rf"^{name}\b", (ROOT / path).read_text(), re.MULTILINE)]
+
+
+def test_decisions_are_read_in_ten_minutes() -> None:
+    size = len((ROOT / "docs" / "DECISIONS.md").read_bytes())
+    assert size <= 15_000, "what shapes one part goes to that part's page in docs/measurements/choices/"

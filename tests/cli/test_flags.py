@@ -1,5 +1,6 @@
 """Laws of flags: what a field may be, and which values it takes."""
 
+import re
 from dataclasses import dataclass, field, fields, is_dataclass
 from importlib import import_module
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from penstock import config as configs
 from penstock.cli.main import COMMANDS
 from penstock.console.flags import by_tables, flags_of
+from penstock.console.help import command_help
 from penstock.errors import ConfigError
 from tests.cli import orchard
 
@@ -122,3 +124,18 @@ def test_numbers_and_paths_read_as_python_writes_them() -> None:
     assert flags["height_m"].from_text("1e-3") == 0.001
     assert flags["graft"].from_text("3") == 3
     assert flags["book"].from_text("a/b") == Path("a/b")
+
+
+def test_advanced_flags_are_fields_and_stand_last_in_help() -> None:
+    for command in COMMANDS.values():
+        config = getattr(import_module(command.module), "Config", None)
+        if config is None:
+            continue
+        flags = flags_of(config)
+        for owner in {flag.owner for flag in flags}:
+            assert set(getattr(owner, "ADVANCED", ())) <= {declared.name for declared in fields(owner)}
+        everyday, _, advanced = command_help("penstock", config, 100).partition("\nadvanced, which few need:")
+        for flag in flags:
+            if not flag.is_positional:
+                where = advanced if flag.is_advanced else everyday
+                assert re.search(rf"^  --{flag.switch}\b", where, re.MULTILINE), f"{flag.label} is not where it belongs"

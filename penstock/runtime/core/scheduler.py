@@ -144,6 +144,10 @@ class Scheduler:
 
     # Commands
 
+    def resize(self, limits: Limits) -> None:
+        """Plan steps of other sizes from now on; nothing else of the limits changes."""
+        self.limits = limits
+
     def add(self, request: Request, now: float) -> None:
         """Queue a request. Raises RequestError for what could never run, CapacityError when too much waits already."""
         if request.request_id in self._requests:

@@ -25,13 +25,11 @@ from penstock.runtime.draft.speculator import Speculator
 from penstock.runtime.engine.adapters.gate import AdapterGate, AdapterHost, AdapterOrder, AdapterRead, Entrance
 from penstock.runtime.engine.grammar_state import Compiled, GrammarState, StepMasks
 from penstock.runtime.engine.inbox import Inbox
+from penstock.runtime.engine.recovery import NotLaunched, ResultPart, StepRecovery
 from penstock.runtime.engine.step_log import StepLog
 from penstock.runtime.engine.tiers.tiers import FetchedBlocks, KVTiers
 
 LOGGER = logging.getLogger(__name__)
-
-MAX_LOST_STEPS = 3
-"""Steps in a row in which nothing could be computed before the engine, not the requests, is held at fault."""
 
 
 OnCommit = Callable[[Batch, StepOutput, float, float], None]
@@ -56,34 +54,6 @@ class CancelOrder(NamedTuple):
 Message = Request | CancelOrder | Compiled | AdapterRead | AdapterOrder | FetchedBlocks
 
 
-class ResultPart(NamedTuple):
-    """A ticket for some chunks of a batch. The sequences of the other chunks have left, so their results are dropped."""
-
-    ticket: Ticket | None
-    indices: tuple[int, ...]
-    num_chunks: int
-
-    def draw(self) -> None:
-        if self.ticket is not None:
-            self.ticket.draw()
-
-    def result(self) -> StepOutput:
-        output = self.ticket.result() if self.ticket else StepOutput(())
-        return _spread(output, self.indices, self.num_chunks)
-
-
-class NotLaunched(NamedTuple):
-    """The ticket of a step that could not be started."""
-
-    error: Exception
-
-    def draw(self) -> None:
-        """There is nothing to draw from."""
-
-    def result(self) -> StepOutput:
-        raise self.error
-
-
 class Engine:
     """`submit` and `cancel` may be called from any thread; everything else belongs to the thread that calls `step`."""
 
@@ -106,7 +76,7 @@ class Engine:
         self._step_size = step_size
         """Corrects the most tokens of a step; None keeps them as they are."""
         if step_size is not None and step_size.shared is not None:
-            scheduler.limits = scheduler.limits._replace(shared_tokens=step_size.shared.least)  # grows where it may
+            scheduler.resize(scheduler.limits._replace(shared_tokens=step_size.shared.least))  # grows where it may
         self.proposals = None if speculator is None else Proposals(scheduler, speculator)
         self.grammar_state = grammar_state
         """Holds sequences to their grammars; without it a request with a grammar is refused."""
@@ -145,9 +115,7 @@ class Engine:
         """With the time of each launch."""
         self._num_checked_steps = 0
         """Steps launched when the books were last checked."""
-        self._num_lost_steps = 0
-        self._num_raised = 0
-        """Chunks of the failed step that fail by themselves. Others may be wrong because they read what those were to write."""
+        self._recovery = StepRecovery(self._run)
 
     @property
     def runner(self) -> Runner:
@@ -400,7 +368,7 @@ class Engine:
         try:
             asked_s = 0.0 if log is None else self._clock()
             output = ticket.result()
-            self._num_lost_steps = 0
+            self._recovery.num_lost = 0
             if self._is_timed:
                 self._time(batch, launched_s, asked_s, self._clock())
         except RankLostError:
@@ -415,7 +383,9 @@ class Engine:
                 self._lose(batch, error)
                 return ()
             later = self._withdraw()
-            output = self._recover(batch, error)
+            if self._interruptible is not None:
+                self._interruptible.yields = False
+            output = self._recovery.recover(batch, self.scheduler.flights.live(batch), error)
         now = self._clock()
         if self.on_commit is not None:
             self.on_commit(batch, output, self._turn_s, now)
@@ -437,9 +407,7 @@ class Engine:
     def _lose(self, batch: Batch, error: Exception) -> None:
         """A failed step has changed states, so it cannot be computed again from what it read: its sequences begin again from
         their last checkpoints."""
-        self._num_lost_steps += 1
-        if self._num_lost_steps >= MAX_LOST_STEPS:
-            raise EngineError(f"a step failed {MAX_LOST_STEPS} times: {_describe(error)}") from error
+        self._recovery.lose(error)
         self._abandon(batch)
 
     def _time(self, batch: Batch, launched_s: float, asked_s: float, now: float) -> None:
@@ -461,8 +429,9 @@ class Engine:
 
     def _resize(self, step_size: StepSize, batch: Batch, seconds: float) -> None:
         scheduler, before = self.scheduler, self.scheduler.limits
-        limits = scheduler.limits = step_size.resize(before, batch, seconds, is_shared=scheduler.is_shared)
+        limits = step_size.resize(before, batch, seconds, is_shared=scheduler.is_shared)
         if limits is not before:
+            scheduler.resize(limits)
             sizes, took = (limits.max_batch_tokens, limits.shared_tokens), (batch.num_tokens, seconds)
             LOGGER.info("steps have up to %d tokens from now on, shared ones %d: %d took %.2f s", *sizes, *took)
 
@@ -477,74 +446,6 @@ class Engine:
                 continue
         return [batch for batch, _, _ in launched]
 
-    def _recover(self, batch: Batch, error: Exception) -> StepOutput:
-        """Compute a failed step again in parts, without the sequences that have left since: their rows may have other
-        owners."""
-        if self._interruptible is not None:
-            self._interruptible.yields = False
-        live = self.scheduler.flights.live(batch)
-        part = batch.only(live)._replace(copies=())
-        try:
-            if batch.copies:
-                self._runner.launch(batch.only(())).result()
-        except Exception as copy_error:
-            raise EngineError(f"blocks could not be copied: {_describe(copy_error)}") from copy_error
-        self._num_raised = 0
-        output = self._isolate(part, error) if len(live) == len(batch.chunks) else self._compute(part)
-        if live and self._num_raised == len(live):
-            self._num_lost_steps += 1
-            if self._num_lost_steps >= MAX_LOST_STEPS or len(live) > 1:
-                raise EngineError(f"nothing of a step of {len(live)} could be computed: {_describe(error)}") from error
-        return _spread(output, live, len(batch.chunks))
-
-    def _compute(self, part: Batch) -> StepOutput:
-        if not part.chunks:
-            return StepOutput(())
-        try:
-            return self._run(part).result()
-        except Exception as error:
-            return self._isolate(part, error)
-
-    def _isolate(self, batch: Batch, error: Exception) -> StepOutput:
-        """Halve a failed step until a single chunk fails: only that sequence ends with the error."""
-        if len(batch.chunks) == 1:
-            self._num_raised += 1
-            return StepOutput(tokens=((),), failures=((0, _describe(error)),))
-        middle = len(batch.chunks) // 2
-        parts = [batch.only(range(middle)), batch.only(range(middle, len(batch.chunks)))]
-        return _joined(parts, [self._compute(part) for part in parts])
-
-
-def _joined(parts: list[Batch], outputs: list[StepOutput]) -> StepOutput:
-    """One output for a batch that was computed in parts."""
-    failures: list[tuple[int, str]] = []
-    columns: dict[str, list[tuple[object, ...]]] = {"tokens": [], "drafts": [], "logprobs": [], "prompt_logprobs": []}
-    offset = 0
-    for part, output in zip(parts, outputs, strict=True):
-        for name, column in columns.items():
-            column.extend(getattr(output, name) or ((),) * len(part.chunks))
-        failures.extend((offset + index, message) for index, message in output.failures)
-        offset += len(part.chunks)
-    filled = {name: tuple(column) if any(column) or name == "tokens" else () for name, column in columns.items()}
-    return StepOutput(failures=tuple(failures), **filled)  # type: ignore[arg-type]
-
-
-def _spread(output: StepOutput, indices: tuple[int, ...], num_chunks: int) -> StepOutput:
-    """The output of a whole batch, given that of those of its chunks that were computed; the others failed."""
-    if len(indices) == num_chunks:
-        return output
-    places = {index: place for place, index in enumerate(indices)}
-    columns = {
-        name: tuple(column[places[index]] if index in places else () for index in range(num_chunks)) if column else ()
-        for name, column in output._asdict().items()
-        if name != "failures"
-    }
-    failures = [(indices[place], message) for place, message in output.failures]
-    failures += [(index, "not computed") for index in range(num_chunks) if index not in places]
-    return StepOutput(
-        **{**columns, "tokens": columns["tokens"] or ((),) * num_chunks}, failures=tuple(sorted(failures))
-    )
-
 
 def _refusals(request: Request, message: str, fault: Fault) -> list[Delta]:
     return _endings(request, Finish(FinishReason.ERROR, message, fault))
@@ -552,7 +453,3 @@ def _refusals(request: Request, message: str, fault: Fault) -> list[Delta]:
 
 def _endings(request: Request, finish: Finish) -> list[Delta]:
     return [Delta(request.request_id, choice, (), finish) for choice in range(request.params.n)]
-
-
-def _describe(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"

@@ -238,9 +238,8 @@ class Replica:
             output = StepOutput(tuple([(TOKEN,) if chunk.samples else () for chunk in batch.chunks]))
         if self._step_size is not None:
             scheduler = self.scheduler
-            scheduler.limits = self._step_size.resize(
-                scheduler.limits, batch, now - start_s, is_shared=scheduler.is_shared
-            )
+            sized = self._step_size.resize(scheduler.limits, batch, now - start_s, is_shared=scheduler.is_shared)
+            scheduler.resize(sized)
         deltas = self.scheduler.commit(batch, output, now)
         self.scheduler.note_step(batch, now - start_s)
         self._ledger.observe(deltas, now)
