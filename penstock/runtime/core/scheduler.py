@@ -76,7 +76,7 @@ class Scheduler:
         self.yields = False
         """The last step may be abandoned when a request comes: it has batch sequences alone, or one tenant has all of it."""
         self.sole_tenant: str | None = None
-        """That tenant; its own requests interrupt nothing."""
+        """The tenant that has all of it; its own requests interrupt nothing."""
         self.is_shared = False
         """The last step was short because several tenants have work, or had some lately."""
         self._order = self.roster.order
