@@ -122,9 +122,10 @@ class StepSize:
 
     def resize(self, limits: Limits, batch: Batch, seconds: float, *, is_shared: bool) -> Limits:
         """The limits from now on, given how long a step took that was one of several tenants or was not."""
-        name = "shared_tokens" if is_shared else "max_batch_tokens"
-        step_size, before = self.shared if is_shared else self, getattr(limits, name)
+        step_size, before = (self.shared, limits.shared_tokens) if is_shared else (self, limits.max_batch_tokens)
         if step_size is None or before is None:
             return limits
         size = step_size.after(batch, seconds, before)
-        return limits if size == before else limits._replace(**{name: size})
+        if size == before:
+            return limits
+        return limits._replace(shared_tokens=size) if is_shared else limits._replace(max_batch_tokens=size)
