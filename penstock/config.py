@@ -330,7 +330,7 @@ class ClusterConfig:
     down_delay_s: float = 300.0
     """How long fewer replicas must suffice before one is drained and ended"""
     window_s: float = 15.0
-    """Time in which replicas at most double, whatever the load; 0 sets no bound"""
+    """Time in which replicas at most double, or four come, whatever the load; 0 sets no bound"""
     arrival_curve: Path | None = None
     """File to keep requests a second by the time of day in: replicas are ready when the load of the days before comes again"""
     look_s: float = 1.0
@@ -408,6 +408,10 @@ class ServerConfig:
     """Key that works like an --api-key and sees the requests of all in the web app; PENSTOCK_ADMIN_KEY holds one too"""
     router_key: str | None = None
     """Key of a router, which is believed for whom it asks; PENSTOCK_REPLICA_KEY holds it too, as it does for the router"""
+    role: str | None = None
+    """What a router uses this server for: prefill (prompts, whose KV blocks others fetch), decode (answers) or both, all three
+    with their blocks open to replicas that know PENSTOCK_REPLICA_KEY; or, such as 1P2D, a fleet of so many of each on this
+    machine (default: neither offers nor fetches blocks)"""
     allowed_host: tuple[str, ...] = ()
     """Host name that clients may call us by, besides this machine's own"""
     allowed_origin: tuple[str, ...] = ()
@@ -461,6 +465,8 @@ class ServerConfig:
                 raise ConfigError(
                     f"--{name.replace('_', '-')} is {getattr(self, name)}; choose {least:g} seconds to a day"
                 )
+        if self.role is not None:
+            roles_of(self.role)
         if not 0 < self.retention_days <= 36_500:
             raise ConfigError(f"--retention-days is {self.retention_days:g}; choose more than 0")
         if self.otlp_endpoint is not None and not self.otlp_endpoint.startswith(("http://", "https://")):
@@ -487,6 +493,23 @@ class ServerConfig:
     def num_tenants(self) -> int:
         """Tenants with keys of their own; behind a router there may be any number."""
         return len(self.api_key) + len(self.admin_key) + (2 if self.router_key else 0)
+
+
+ROLES = ("prefill", "decode", "both")
+_FLEET = re.compile(r"(\d{1,2})[pP](\d{1,2})[dD]")
+
+
+def roles_of(role: str) -> tuple[str, ...]:
+    """The roles of a fleet, one for each replica; of one server, its own."""
+    if role in ROLES:
+        return (role,)
+    found = _FLEET.fullmatch(role)
+    counts = (0, 0) if found is None else (int(found[1]), int(found[2]))
+    if not all(counts) or sum(counts) > 64:
+        raise ConfigError(
+            f"--role is {role!r}; choose prefill, decode, both, or a fleet such as 1P2D: one computes prompts, two answer"
+        )
+    return ("prefill",) * counts[0] + ("decode",) * counts[1]
 
 
 RoutingPolicy = Literal[
@@ -570,6 +593,8 @@ class RouterConfig:
     """How long a request waits for a replica when none is ready"""
     max_failovers: int = 8
     """How often one answer may move to another replica"""
+    handover: Literal["auto", "always", "never"] = "auto"
+    """Whether replicas with a --role compute prompts for each other: auto where clients wait less then, by what was measured"""
     hedge_s: float = 0.0
     """Seconds without an answer after which another replica is asked too, and the first to begin is taken; 0 never"""
     max_parked: int = 1024
@@ -585,6 +610,7 @@ class RouterConfig:
 
     def __post_init__(self) -> None:
         _check_choice("--policy", self.policy, RoutingPolicy)
+        _check_choice("--handover", self.handover, Literal["auto", "always", "never"])
         for name, least in (("probe_s", 0.05), ("slow_start_s", 0.0), ("wait_s", 0.0), ("hedge_s", 0.0)):
             if not least <= getattr(self, name) <= 3600.0:
                 raise ConfigError(

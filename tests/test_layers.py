@@ -59,8 +59,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "cluster": ("errors", "sim.scaling", "cli.main"),
     "gateway": ("errors", "marks", "metrics", "store"),
     "sim": (
-        "errors", "garbage", "core", "cost", "router.policy", "workload", "metrics", "config", "sizing", "draft", "models.spec",
-        "models.adapters",
+        "errors", "garbage", "core", "cost", "router.policy", "router.handover", "workload", "metrics", "config", "sizing",
+        "draft", "models.spec", "models.adapters",
     ),
     "planner": (
         "errors", "core", "cost", "router.policy", "workload", "metrics", "config", "sizing", "sim", "draft.rule",

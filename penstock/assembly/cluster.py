@@ -188,10 +188,10 @@ async def _keep(controller: Controller, ray_cluster: RayCluster, url: str, look_
     num_logged = 0
     while True:
         await controller.look()
-        for event in controller.events[num_logged:]:
+        num_new, num_logged = controller.num_noted - num_logged, controller.num_noted
+        for event in controller.events[-num_new:] if num_new else ():
             LOGGER.info("%s", event.words)
-        num_logged = len(controller.events)
-        await ray_cluster.board.write.remote(state_of(controller, url, ray_cluster.num_nodes()))
+        await ray_cluster.show(state_of(controller, url, ray_cluster.num_nodes()))
         await asyncio.sleep(look_s)
 
 

@@ -21,6 +21,7 @@ from penstock.assembly.parallel.ranks import (
     place_on_node,
     ranks_of,
 )
+from penstock.assembly.peers import PeerSettings, make_peers
 from penstock.assembly.speculation.drafting import (
     Drafting,
     check_files,
@@ -29,7 +30,7 @@ from penstock.assembly.speculation.drafting import (
     make_drafter,
     make_head_drafter,
 )
-from penstock.assembly.tiers import make_tiers
+from penstock.assembly.tiers import format_of, make_tiers
 from penstock.config import HEADS, EngineConfig, bound_of
 from penstock.errors import ConfigError
 from penstock.runtime.core.features import StepTime
@@ -276,6 +277,7 @@ def make_engine(
     on_step: Callable[[StepTime], None] | None = None,
     *,
     warms_up: bool = False,
+    peers: PeerSettings | None = None,
 ) -> Engine:
     """An engine over a loaded model, on the monotonic clock; `on_step` receives what each step was and how long it took.
 
@@ -313,6 +315,7 @@ def make_engine(
         slots = adapt(own, loaded.network, config.adapter, shape.max_sequences, loaded.shard)
         leading = LeadingRunner(own, world, loaded.spec.vocab_size)
         make_tiers(config, loaded.spec, str, scheduler, leading)
+        make_peers(peers, config, lambda _: b"", scheduler, leading)
         return make(
             runner=leading, depth=leading.depth, adapters=None if slots is None else LeadingAdapters(slots, world)
         )
@@ -320,6 +323,8 @@ def make_engine(
     runner.states = drafting.states
     adapters = adapt(runner, loaded.network, config.adapter, shape.max_sequences)
     make = partial(make, tiers=make_tiers(config, loaded.spec, loaded.weights_digest, scheduler, runner))
+    named = partial(format_of, config, loaded.spec, loaded.weights_digest)
+    make = partial(make, peers=make_peers(peers, config, named, scheduler, runner))
     if warms_up:
         runner.warm_up(scheduler.limits.max_batch_tokens)
     return make(

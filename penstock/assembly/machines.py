@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from penstock.assembly.peers import PeerSettings, make_peers
 from penstock.config import EngineConfig
 from penstock.console.progress import ProgressBar
 from penstock.errors import ConfigError, StepInterruptedError
@@ -20,14 +21,17 @@ from penstock.runtime import preload
 from penstock.runtime.core.batch import Batch
 from penstock.runtime.core.features import StepTime
 from penstock.runtime.core.runner import Masks, Runner
+from penstock.runtime.core.scheduler import Scheduler
 from penstock.runtime.draft.table import make_speculator
 from penstock.runtime.engine.engine import Engine
 from penstock.runtime.engine.explain import explain_steps
 from penstock.runtime.engine.grammar_state import GrammarState
 from penstock.runtime.engine.machine import Facts, Machine, Vector
 from penstock.runtime.engine.oracle import OracleRunner, mix
+from penstock.runtime.engine.peers.exchange import PeerExchange
 from penstock.runtime.engine.process import OnPhase
 from penstock.runtime.engine.scripted import Done, ScriptedRunner
+from penstock.runtime.engine.tiers.record import format_digest
 from penstock.runtime.sizing import Sizing, make_scheduler, step_size
 from penstock.runtime.text.grammar.compiler import GrammarCompiler
 from penstock.runtime.text.grammar.vocabulary import whole_vocabulary
@@ -43,13 +47,18 @@ DEFAULT_BLOCKS = 4096
 DEFAULT_CONTEXT = 8192
 EMBEDDING_SIZE = 16
 SCRIPT = b"Water falls through the penstock, turns the wheel, and leaves as light. "
-Maker = Callable[[EngineConfig, OnPhase, Path | None], Machine]
+Maker = Callable[[EngineConfig, OnPhase, Path | None, PeerSettings | None], Machine]
 
 
-def make_engine(config: EngineConfig, on_phase: OnPhase, step_log: Path | None = None) -> Machine:
-    """The machine for a config: engine, facts, and what embeds, if the model does. Its steps are logged if asked."""
+def make_engine(
+    config: EngineConfig, on_phase: OnPhase, step_log: Path | None = None, peers: PeerSettings | None = None
+) -> Machine:
+    """The machine for a config: engine, facts, and what embeds, if the model does. Its steps are logged if asked; with `peers`,
+    it offers blocks to others and fetches theirs."""
     kind, colon, _ = config.model.model.partition(":")
-    machine = MAKERS[kind if colon and kind in MAKERS else ""](config, on_phase, step_log)
+    machine = MAKERS[kind if colon and kind in MAKERS else ""](config, on_phase, step_log, peers)
+    if machine.engine.peers is not None:
+        machine = machine._replace(facts=replace(machine.facts, offer=machine.engine.peers.address))
     explain_steps(machine.engine)
     return machine
 
@@ -60,7 +69,7 @@ def is_arithmetic(model: str) -> bool:
     return bool(colon and kind and kind in MAKERS)
 
 
-def _oracle(config: EngineConfig, on_phase: OnPhase, step_log: Path | None) -> Machine:
+def _oracle(config: EngineConfig, on_phase: OnPhase, step_log: Path | None, peers: PeerSettings | None) -> Machine:
     options = _options(config.model.model, {"step_ms": 0.0, "vocab": BYTES, "drafts": 0, "load_ms": 0.0})
     time.sleep(options["load_ms"] / 1000)
     sizing = _sizing(config)
@@ -69,19 +78,24 @@ def _oracle(config: EngineConfig, on_phase: OnPhase, step_log: Path | None) -> M
     )
     paced = Paced(runner, options["step_ms"] / 1000)
     grammars = GrammarCompiler(lambda: whole_vocabulary(byte_tokenizer(), int(options["vocab"])))
-    return _machine(
-        config, sizing, paced, int(options["vocab"]), on_phase, step_log, GrammarState(grammars, time.monotonic)
-    )
+    vocab_size, state = int(options["vocab"]), GrammarState(grammars, time.monotonic)
+
+    def meet(scheduler: Scheduler) -> PeerExchange | None:
+        return make_peers(
+            peers, config, lambda _: format_digest("oracle", vocab_size, sizing.block_size), scheduler, runner
+        )
+
+    return _machine(config, sizing, paced, vocab_size, on_phase, step_log, state, meet)
 
 
-def _scripted(config: EngineConfig, on_phase: OnPhase, step_log: Path | None) -> Machine:
+def _scripted(config: EngineConfig, on_phase: OnPhase, step_log: Path | None, peers: PeerSettings | None) -> Machine:
     options = _options(config.model.model, {"step_ms": 0.0, "token_ms": 0.0})
     runner = ScriptedRunner(lambda _, position: SCRIPT[position % len(SCRIPT)])
     paced = Paced(runner, options["step_ms"] / 1000, options["token_ms"] / 1000)
     return _machine(config, _sizing(config), paced, BYTES, on_phase, step_log)
 
 
-def _real(config: EngineConfig, on_phase: OnPhase, step_log: Path | None) -> Machine:
+def _real(config: EngineConfig, on_phase: OnPhase, step_log: Path | None, peers: PeerSettings | None) -> Machine:
     """Weights from files, on a device. Torch is imported here and nowhere before."""
     preload.begin()
     from penstock.assembly.engine import load, make_engine, size
@@ -97,7 +111,7 @@ def _real(config: EngineConfig, on_phase: OnPhase, step_log: Path | None) -> Mac
     if loaded.group is not None:
         loaded.group.processes.on_lost = _end
     on_step = _step_writer(step_log, name, config, sizing, loaded.spec.vocab_size, depth)
-    engine = make_engine(config, loaded, sizing, on_step, warms_up=True)
+    engine = make_engine(config, loaded, sizing, on_step, warms_up=True, peers=peers)
     on_phase("make room for the cache")
     rows = [("weights", sizing.weight_bytes), ("KV cache", sizing.kv_bytes)]
     if sizing.workspace_bytes:
@@ -181,16 +195,19 @@ def _machine(
     on_phase: OnPhase,
     step_log: Path | None = None,
     grammar_state: GrammarState | None = None,
+    meet: Callable[[Scheduler], PeerExchange | None] = lambda scheduler: None,
 ) -> Machine:
     on_step = _step_writer(step_log, config.model.model, config, sizing, vocab_size)
     speculator = make_speculator(config.speculation.drafter, config.speculation.draft_tokens)
+    scheduler = make_scheduler(config, sizing)
     engine = Engine(
-        make_scheduler(config, sizing),
+        scheduler,
         runner,
         time.monotonic,
         on_step=on_step,
         speculator=speculator,
         grammar_state=grammar_state,
+        peers=meet(scheduler),
         step_size=step_size(config, "cpu") if isinstance(runner, Paced) and runner.token_s else None,
     )
     on_phase("make the model")

@@ -7,7 +7,7 @@ from pathlib import Path
 from penstock.config import EngineConfig, bytes_of
 from penstock.errors import ConfigError
 from penstock.runtime.core.kinds.groups import PLAIN
-from penstock.runtime.core.runner import BlockRunner, Runner
+from penstock.runtime.core.runner import BlockRunner, CopyingRunner, Runner
 from penstock.runtime.core.scheduler import Scheduler
 from penstock.runtime.engine.tiers.disk import DiskTier
 from penstock.runtime.engine.tiers.host import HostTier
@@ -17,6 +17,16 @@ from penstock.runtime.models.spec import ModelSpec
 
 STAGING_BYTES = 256 << 20
 """Host memory in front of a disk, unless asked: records wait there to be written, and those just read stay a while."""
+
+COPY_THREADS = 2
+"""A copy out and one in at a time."""
+
+
+def format_of(config: EngineConfig, spec: ModelSpec, weights: Callable[[], str], runner: BlockRunner) -> bytes:
+    """Names all that decides a block's bytes besides its tokens."""
+    return format_digest(
+        weights(), repr(spec), config.model.weights, runner.kv_format, config.cache.block_size, RECORD_ORDER
+    )
 
 
 def make_tiers(
@@ -34,12 +44,14 @@ def make_tiers(
         raise ConfigError(
             f"--kv-host and --kv-disk keep blocks of full attention; {spec.architecture} has other kinds too"
         )
-    format = format_digest(
-        weights(), repr(spec), config.model.weights, runner.kv_format, cache.block_size, RECORD_ORDER
-    )
+    format = format_of(config, spec, weights, runner)
     host_bytes = STAGING_BYTES if cache.kv_host is None else bytes_of("--kv-host", cache.kv_host)
     disk = None
     if cache.kv_disk is not None:
         disk = DiskTier(Path(cache.kv_disk).expanduser(), bytes_of("--kv-disk-size", cache.kv_disk_size))
     reader = ThreadPoolExecutor(1, thread_name_prefix="kv-tiers")
-    return KVTiers(scheduler, runner, format, reader, host=HostTier(host_bytes), disk=disk)
+    waiter = None
+    if isinstance(runner, CopyingRunner):
+        runner.pin(host_bytes)
+        waiter = ThreadPoolExecutor(COPY_THREADS, thread_name_prefix="kv-copies")
+    return KVTiers(scheduler, runner, format, reader, host=HostTier(host_bytes), disk=disk, waiter=waiter)

@@ -4,9 +4,11 @@
 --ranks=COUNT      how many it will take on this machine: the others are begun at once, and import beside this one
 --step-log=FILE    a line a step goes there
 --log=LEVEL:FORM   how much is logged, and how
+--offer=HOST       blocks are offered to peers there, and fetched from them; PENSTOCK_REPLICA_KEY is what all of them know
 """
 
 import gc
+import os
 import shutil
 import signal
 import sys
@@ -16,6 +18,7 @@ from importlib import import_module
 from pathlib import Path
 
 from penstock.assembly.machines import is_arithmetic, make_engine
+from penstock.assembly.peers import PeerSettings
 from penstock.log import set_up
 from penstock.runtime import preload
 from penstock.runtime.engine.process import run_engine
@@ -25,6 +28,7 @@ MODEL = "--model="
 RANKS = "--ranks="
 STEP_LOG = "--step-log="
 LOG = "--log="
+OFFER = "--offer="
 
 
 def main() -> int:
@@ -43,7 +47,10 @@ def main() -> int:
         shutil.rmtree(folder, ignore_errors=True)
         return 0
     step_log = _value(flags, STEP_LOG)
-    make = partial(make_engine, decode_config(setup), step_log=None if step_log is None else Path(step_log))
+    host = _value(flags, OFFER)
+    peers = None if host is None else PeerSettings(host, os.environ["PENSTOCK_REPLICA_KEY"].encode())
+    config = decode_config(setup)
+    make = partial(make_engine, config, step_log=None if step_log is None else Path(step_log), peers=peers)
     return run_engine(make, Path(folder), start_s)
 
 

@@ -43,6 +43,9 @@ COMMANDS: Mapping[str, Command] = {
     "route": Command("penstock.cli.fleet.route", "Serve many replicas as one: route, retry, fail over, drain"),
     "keys": Command("penstock.cli.fleet.keys", "Create, list, rotate or revoke API keys of a gateway"),
     "usage": Command("penstock.cli.fleet.usage", "Show what was used through a gateway and what it cost"),
+    "cache": Command(
+        "penstock.cli.fleet.sessions", "List, pin, drop, export or import sessions of a server's KV cache"
+    ),
     "adapters": Command("penstock.cli.fleet.adapters", "List, load or unload the adapters of a running server"),
     "doctor": Command("penstock.cli.doctor", "Diagnose this machine or a server: symptom, layer, remedy"),
     "doctor cache": Command("penstock.cli.fleet.cache", "Say why prompts nearly hit a server's prefix cache"),

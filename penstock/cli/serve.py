@@ -21,6 +21,7 @@ from penstock.config import (
     ServerConfig,
     SpeculationConfig,
     TlsConfig,
+    roles_of,
 )
 from penstock.errors import ConfigError
 from penstock.service.server.pool.config import PoolConfig, keep_alive_of
@@ -92,7 +93,7 @@ def warn_of_shown_keys(arguments: Sequence[str]) -> None:
 def run(config: Config) -> int:
     warn_of_shown_keys(sys.argv)
     config = replace(config, server=with_key_of_environment(config.server))
-    if config.replicas != 1:
+    if config.replicas != 1 or len(roles(config)) > 1:
         return run_replicas(config)
     if config.pool.is_asked:
         return run_pool(config)
@@ -123,7 +124,27 @@ def worker_command(config: Config, model: str) -> list[str]:
     command.append(f"--log={config.server.log_level}:{config.server.log_format}")
     if config.step_log is not None:
         command.append(f"--step-log={config.step_log.absolute()}")
+    if config.server.role is not None:
+        if not os.environ.get(REPLICA_VARIABLE):
+            raise ConfigError(
+                f"--role {config.server.role} lets replicas read each other's blocks; put the key that they and their "
+                f"router share into {REPLICA_VARIABLE}"
+            )
+        command.append(f"--offer={config.server.host}")
     return command
+
+
+def roles(config: Config) -> tuple[str, ...]:
+    """Of each replica; empty where none is asked for."""
+    role, count = config.server.role, config.replicas
+    if role is None:
+        return ()
+    found = roles_of(role)
+    if len(found) == 1:
+        return found * count
+    if count not in (1, len(found)):
+        raise ConfigError(f"--role {role} is a fleet of {len(found)}; leave out --replicas {count}")
+    return found
 
 
 def run_pool(config: Config) -> int:
@@ -136,6 +157,8 @@ def run_pool(config: Config) -> int:
 
     if config.step_log is not None:
         raise ConfigError("--step-log is written by one engine; leave it out where there are several models")
+    if config.server.role is not None:
+        raise ConfigError("--role is of a server of one model; leave it out where there are several")
     set_up(config.server.log_level, config.server.log_format)
     default = ModelConfig().model
     entries = entries_of(config.pool, None if config.model.model == default else config.model.model)
@@ -170,6 +193,7 @@ def run_replicas(config: Config) -> int:
         raise ConfigError("--replicas serves one model; leave --model and --models-dir out, or begin several servers")
     if not 1 <= config.replicas <= 64:
         raise ConfigError(f"--replicas is {config.replicas}; choose 1 to 64")
+    own_roles: tuple[str | None, ...] = roles(config) or (None,) * config.replicas
     fetch(config.model.model)
     outer = config.server
     inner = replace(
@@ -184,12 +208,12 @@ def run_replicas(config: Config) -> int:
         tls=TlsConfig(),
     )
     commands = []
-    for number in range(config.replicas):
-        own = inner
+    for number, role in enumerate(own_roles):
+        own = replace(inner, role=role)
         if inner.data_dir is not None:  # what a replica keeps is its own
             folder = inner.data_dir / f"replica-{number}"
             folder.mkdir(parents=True, exist_ok=True)
-            own = replace(inner, data_dir=folder)
+            own = replace(own, data_dir=folder)
         fair = replace(config, replicas=1, tuned=False, server=own, scheduler=config.engine.scheduler)
         words = arguments_of(fair)
         commands.append((sys.executable, "-m", "penstock", "serve", *words))
@@ -205,6 +229,8 @@ def run_replicas(config: Config) -> int:
     )
     key = secrets.token_urlsafe(24)
     router = RouterConfig(otlp_endpoint=outer.otlp_endpoint)
+    if outer.role is not None:  # who has what decides who is asked
+        router = replace(router, policy="prefix-reported")
     return route(Routing(listen, router, (), replica_key=key, commands=tuple(commands)))
 
 

@@ -78,7 +78,7 @@ class Timeline:
             if self.token_times is not None:
                 self.token_times.extend([now] * count)
         if delta.prefix is not None and delta.choice == 0:
-            self.num_cached = delta.prefix.num_tokens
+            self.num_cached = delta.prefix.num_reused
         if delta.finish is not None:
             self._end(outcome_of(delta.finish), now)
         return gap

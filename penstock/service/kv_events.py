@@ -10,6 +10,10 @@ the others what changed since the one before:
 
 The same hashes, after the number of tokens, answer a request that is sent with `x-penstock-blocks`: those of its prompt's
 blocks that could be found in a cache.
+
+A server whose blocks other replicas may fetch says so to a router it knows, beside its metrics (`x-penstock-offer`). A router
+then names such a server in a request to another one (`x-penstock-peer`), or has it compute a prompt and answer nothing
+(`x-penstock-prefill`).
 """
 
 import struct
@@ -17,6 +21,9 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 BLOCKS_HEADER = b"x-penstock-blocks"
+OFFER_HEADER = b"x-penstock-offer"
+PEER_HEADER = b"x-penstock-peer"
+PREFILL_HEADER = b"x-penstock-prefill"
 EVENTS_PATH = "/kv/events"
 HASH_BYTES = 8
 MAX_HASHES = 1 << 24
@@ -24,6 +31,39 @@ MAX_HASHES = 1 << 24
 
 _HEAD = struct.Struct("<cIII")
 _TOKENS = struct.Struct("<I")
+
+
+class BlockOffer(NamedTuple):
+    """What a server offers to replicas, for this life of its engine."""
+
+    role: str
+    port: int
+    generation: str
+    block_bytes: int
+    block_size: int
+    device: str
+    """What it computes on; processes of one machine may share it."""
+    prompt_tokens_s: float = 0.0
+    """Prompt tokens it computes in a second, as measured; 0 if nothing was."""
+    fetched_bytes_s: float = 0.0
+    """Bytes of blocks it fetches in a second, likewise."""
+
+    def encode(self) -> bytes:
+        return " ".join(map(str, self)).encode("ascii")
+
+    def peer(self, host: str, *, computes: bool) -> bytes:
+        """What a replica is told that is to fetch blocks from it."""
+        return f"{host}:{self.port}/{self.generation}/{'c' if computes else 'h'}".encode("ascii")
+
+
+def read_offer(value: bytes) -> BlockOffer | None:
+    """None for what is no offer."""
+    try:
+        role, port, generation, block_bytes, block_size, device, *rates = value.decode("ascii").split(" ")
+        computed_s, fetched_s = map(float, rates)
+        return BlockOffer(role, int(port), generation, int(block_bytes), int(block_size), device, computed_s, fetched_s)
+    except ValueError:
+        return None
 
 
 class Frame(NamedTuple):

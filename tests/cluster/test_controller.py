@@ -190,14 +190,13 @@ def test_a_rush_doubles_the_fleet_once_a_window_and_orders_nothing_twice() -> No
     for _ in range(60):
         bench.look(1.0)
         counts.append(len(bench.places))
-    assert counts[0] == 1, "one is ordered at once"
-    assert counts[:15] == [1] * 15, "and no second one in its window, however often is looked"
-    assert [counts[second] for second in (15, 30, 45)] == [2, 4, 8]
+    assert counts[:15] == [4] * 15, "four are ordered at once, and no more in their window, however often is looked"
+    assert [counts[second] for second in (15, 30, 45)] == [8, 16, 32]
     unbounded = Bench(scaling(0, 64))
     unbounded.num_waiting = 1000
     unbounded.look()
     assert len(unbounded.places) == 64
-    assert Scaler(replace(scaling(2, 64), window_s=15.0)).wanted(2, 1000, 0.0, 0.0) == 4
+    assert Scaler(replace(scaling(2, 64), window_s=15.0)).wanted(2, 1000, 0.0, 0.0) == 6
 
 
 def test_replicas_are_ready_when_the_load_of_yesterday_comes_again() -> None:

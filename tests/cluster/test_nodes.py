@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.service.cluster.board import BOARD, NAMESPACE
 from tests.cluster.upping import ROOT, load, until, up
 from tests.real import DEFAULT, model_path
 
@@ -55,6 +56,28 @@ def test_a_node_is_killed_and_no_request_is_lost(nodes: Nodes, tmp_path: Path) -
         assert asyncio.run(law()) == []
         service.await_words("is lost")
         service.await_words("is ready on", 3)
+        assert service.stop() == 0
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_status_reads_is_lost_and_the_service_goes_on(nodes: Nodes, tmp_path: Path) -> None:
+    import ray
+
+    flags = ("oracle:step_ms=5,vocab=256", "--replica-cpus", "1", "--num-blocks", "2048")
+    with up(tmp_path, *flags, address=nodes.cluster.address) as service:
+        service.await_words("is ready on")
+        ray.init(address=nodes.cluster.address, _node_ip_address=NODES[0], log_to_driver=False, logging_level="error")
+        ray.kill(ray.get_actor(BOARD, namespace=NAMESPACE))
+        ray.shutdown()
+
+        def is_shown() -> bool:
+            try:
+                return bool(service.status()["replicas"])
+            except subprocess.CalledProcessError:
+                return False
+
+        until(is_shown, service.words)
+        assert asyncio.run(load(service.url, 20, 8, 8)) == []
         assert service.stop() == 0
 
 

@@ -42,8 +42,8 @@ def pair() -> Iterator[Service]:
 
 
 def passes(route: Route) -> bool:
-    """The web app's looks into one engine stay there: behind a router every client would see the requests of all."""
-    is_page = route.path.startswith("/app/v1/") and not is_for_any_replica(route.path)
+    """The web app's looks into one engine and its cache stay there: behind a router every client would see those of all."""
+    is_page = route.path.startswith(("/app/v1/", "/cache/")) and not is_for_any_replica(route.path)
     return route.path not in LEFT_OUT and not is_page and route.path not in SLOW
 
 

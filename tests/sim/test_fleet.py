@@ -70,7 +70,7 @@ def test_left_to_the_rule_speculation_gains_or_is_left(acceptance, is_faster, de
 
 
 def apart(num_prefill=1, num_decode=1, kv_bytes=131_072.0, link=LINK, **rest):
-    split = Disaggregation(num_prefill, link, kv_bytes, rest.pop("local_below", 0))
+    split = Disaggregation(num_prefill, link, kv_bytes, rest.pop("local_below", 0), rest.pop("follows_rule", False))
     return make_fleet(num_replicas=num_decode, split=split, **rest)
 
 
@@ -109,6 +109,19 @@ def test_short_prompts_stay_where_they_are_answered():
     far = [r for r in workload.requests if len(r.prompt) >= 150 and r.params.max_tokens > 1]
     assert result.num_transfers == len(far) > 0
     assert result.replicas[0].num_requests == len(far)
+
+
+def test_prompts_are_handed_over_where_the_rule_says_that_it_pays():
+    """Not one by one, when nobody else waits; not over a slow link; under load, with less stalling than together."""
+    few = make_workload(num_requests=10, arrivals=Constant(0.2), prompts=Fixed(3000), answers=Fixed(20))
+    many = make_workload(num_requests=80, rate=10.0, prompts=Fixed(6000), answers=Fixed(100))
+    assert simulate(apart(follows_rule=True), few).num_transfers <= 1  # the first, when nothing is known
+    slow = Link("network", 1e7, 1e-5)
+    assert simulate(apart(follows_rule=True, link=slow), many).num_transfers <= 2
+    ruled = simulate(apart(follows_rule=True, max_batch_tokens=6000), many)
+    assert ruled.num_transfers > 40
+    together = simulate(make_fleet(num_replicas=2, max_batch_tokens=6000), many)
+    assert ruled.summary.itl.p99 < together.summary.itl.p99
 
 
 def test_a_fleet_grows_under_load_and_shrinks_after_it():

@@ -76,6 +76,10 @@ export interface ReplicaRow {
   num_failed?: number;
   first_byte_s?: number | null;
   kv_usage_fraction?: number;
+  /** What the router uses it for, where its blocks are open to others. */
+  role?: string | null;
+  /** Prompts it computed for other replicas. */
+  num_prefilled?: number;
 }
 export interface FleetView {
   is_router: boolean;
@@ -83,6 +87,8 @@ export interface FleetView {
   replicas: ReplicaRow[];
   /** why, how often */
   choices?: [string, number][];
+  /** where prompts were computed and why, how often */
+  handovers?: [{ choice: string; why: string }, number][];
 }
 /** Who serves: a router's replicas, or this server's models. */
 export const fleet = signal<FleetView | null>(null);

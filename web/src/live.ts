@@ -73,6 +73,15 @@ export interface Adapters {
   /** Those in use first, then those on the device. */
   rows: { name: string; is_resident: boolean; num_open: number }[];
 }
+export interface Tiers {
+  stored_blocks: number;
+  loaded_blocks: number;
+  declined_blocks: number;
+  swapped_blocks: number;
+  faults: number;
+  host_bytes: number;
+  disk_bytes: number;
+}
 export interface Live {
   time_s: number;
   is_ready: boolean;
@@ -103,6 +112,8 @@ export interface Live {
   samples: [number, number, number][];
   findings: Finding[];
   kv: Pool | null;
+  /** Blocks beyond the device, since the start; null where none are kept. */
+  tiers: Tiers | null;
   /** Null where none are served over this model. */
   adapters: Adapters | null;
 }

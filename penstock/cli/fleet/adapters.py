@@ -48,10 +48,10 @@ class Config:
 def run(config: Config) -> int:
     if config.action == "load":
         body = {"lora_name": config.name, "lora_path": config.path or config.name, "load_inplace": config.reload}
-        _ask(config, "/v1/load_lora_adapter", body)
+        ask(config.url, config.api_key, "/v1/load_lora_adapter", body)
     elif config.action == "unload":
-        _ask(config, "/v1/unload_lora_adapter", {"lora_name": config.name})
-    found: list[dict[str, Any]] = json.loads(_ask(config, "/lora-adapters"))
+        ask(config.url, config.api_key, "/v1/unload_lora_adapter", {"lora_name": config.name})
+    found: list[dict[str, Any]] = json.loads(ask(config.url, config.api_key, "/lora-adapters"))
     if config.json:
         print_json(found)
     else:
@@ -63,19 +63,20 @@ def run(config: Config) -> int:
     return 0
 
 
-def _ask(config: Config, path: str, body: dict[str, Any] | None = None) -> bytes:
-    key = config.api_key or os.environ.get(ADMIN_VARIABLE, "") or os.environ.get(KEY_VARIABLE, "")
+def ask(url: str, api_key: str, path: str, body: dict[str, Any] | None = None) -> bytes:
+    """An admin's question to a running server."""
+    key = api_key or os.environ.get(ADMIN_VARIABLE, "") or os.environ.get(KEY_VARIABLE, "")
     headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
     data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(config.url.rstrip("/") + path, data, headers)
+    request = urllib.request.Request(url.rstrip("/") + path, data, headers)
     try:
         with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
             answer: bytes = response.read(MAX_BYTES)
             return answer
     except urllib.error.HTTPError as error:
-        raise ConfigError(f"{config.url} answers {error.code}: {_message(error.read(MAX_BYTES))}") from error
+        raise ConfigError(f"{url} answers {error.code}: {_message(error.read(MAX_BYTES))}") from error
     except OSError as error:
-        raise ConfigError(f"{config.url} does not answer: {error}; is the server running?") from error
+        raise ConfigError(f"{url} does not answer: {error}; is the server running?") from error
 
 
 def _message(answer: bytes) -> str:

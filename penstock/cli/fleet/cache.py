@@ -68,6 +68,8 @@ def _print(model: str, data: dict[str, Any] | None) -> None:
     total = data["num_tokens"] or 1
     share = 100.0 * data["num_cached"] / total
     print(f"{printable(model)}: {data['num_prompts']:,} prompts, {share:.1f} % of {data['num_tokens']:,} tokens cached")
+    for reason, number in data.get("tiers", {}).items():
+        print(f"tiers gave no more of {number:,} prompts: {printable(reason)}")
     if not data["causes"]:
         print("no prompt nearly hit the cache and missed it")
         return

@@ -30,8 +30,9 @@ class Techniques:
     """Sequences in a step above which nobody drafts"""
     prefill_replicas: int = 0
     """Further replicas that compute prompts for the others"""
-    local_below: int = 0
-    """Prompts of fewer tokens are computed where they are answered"""
+    local_below: int | None = None
+    """Prompts of fewer tokens are computed where they are answered (default: those whose clients wait less then, by the
+    router's rule)"""
     transfer_gb_s: float | None = None
     """Gigabytes a second of the link over which a prefill replica sends keys and values, all its devices together (default:
     the network of each of them)"""
@@ -120,4 +121,5 @@ class Techniques:
             network = Link(network.kind, num_devices * network.bandwidth_bytes_per_s, network.latency_s)
         if network is None:
             raise ConfigError("a profile does not say how fast keys and values travel; say so with --transfer-gb-s")
-        return Disaggregation(self.prefill_replicas, network, kv_bytes_per_token, self.local_below)
+        follows_rule = self.local_below is None
+        return Disaggregation(self.prefill_replicas, network, kv_bytes_per_token, self.local_below or 0, follows_rule)

@@ -4,7 +4,7 @@ All are immutable and hold no object of any layer, so a `Batch` could have been 
 step makes one of each per sequence.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -26,6 +26,14 @@ class Arrival(NamedTuple):
     history: tuple[int, ...]
     """Tokens before the chunk's start, where drawing needs them (penalties); else empty."""
     adapter: str
+
+
+def num_agreeing(guess: Sequence[int], tokens: Sequence[int], begin: int = 0) -> int:
+    """Tokens of a guess that are those from `begin` on, before the first that is not."""
+    count = 0
+    while count < len(guess) and guess[count] == tokens[begin + count]:
+        count += 1
+    return count
 
 
 class Chunk(NamedTuple):
@@ -61,6 +69,10 @@ class Chunk(NamedTuple):
     @property
     def end(self) -> int:
         return self.start + self.length
+
+    @property
+    def drafts(self) -> tuple[int, ...]:
+        return self.token_ids[len(self.token_ids) - self.num_drafts :]
 
 
 class Batch(NamedTuple):
@@ -147,6 +159,18 @@ class PrefixHit(NamedTuple):
     """When it was admitted: before that it waited, after that it computed."""
     differs: tuple[int, int, int] | None = None
     """Where the most recent cached prompt with the same beginning differs: position, own token, the token there."""
+    host: int = 0
+    """Of the tokens, those that came back from host memory."""
+    disk: int = 0
+    tier_miss: str = ""
+    """Why tiers gave no more."""
+    num_moved: int = 0
+    """Of the tokens, those that another engine computed for this request: they were not in any cache."""
+
+    @property
+    def num_reused(self) -> int:
+        """Tokens that had been computed before."""
+        return self.num_tokens - self.num_moved
 
 
 class Drafted(NamedTuple):

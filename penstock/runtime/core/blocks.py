@@ -6,6 +6,8 @@ A block is in exactly one state:
     held      one or more sequences reference it; the one that took it writes it, before any that found it reads it
     cached    unreferenced, but its content is published and may be matched; taken in LRU order when free ones run out
     pinned    unreferenced and published like cached, but not for taking until its pin expires or is broken
+    leaving   unreferenced and published like cached, but being copied out: not for taking until the copy is over
+    arriving  taken for content that is on its way from elsewhere: published, and so found by others, once it is there
 
 Knows token ids and hashes, never tensors.
 """
@@ -13,6 +15,7 @@ Knows token ids and hashes, never tensors.
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, KeysView
 from heapq import heappop, heappush
+from itertools import islice
 from typing import NamedTuple, Protocol
 
 from penstock.runtime.core.kinds.groups import PLAIN, CacheGroups
@@ -94,6 +97,9 @@ class BlockPool:
         self._pins: dict[int, float] = {}
         self._pin_ends: list[tuple[float, int, int]] = []
         self._num_pin_ends = 0
+        self._leaving: dict[int, Content] = {}
+        """What is being copied out of each block, whether sequences hold it meanwhile or not."""
+        self._arriving: dict[Holding, None] = {}
         self._listeners: tuple[PoolListener, ...] = ()
         self.on_evict: Callable[[int, Content], None] | None = None
         """Called with a cached block that is being taken, and with what it holds until somebody writes there."""
@@ -109,10 +115,29 @@ class BlockPool:
         return len(self._free) + len(self._fresh) + len(self._cached)
 
     @property
+    def num_unused(self) -> int:
+        """Blocks that hold nothing of use."""
+        return len(self._free) + len(self._fresh)
+
+    @property
     def num_held(self) -> int:
         """Blocks that sequences reference."""
-        idle_pinned = sum(1 for block in self._pins if not self._references[block])
-        return self.num_blocks - self.num_available - idle_pinned
+        idle = sum(1 for block in self._pins.keys() | self._leaving.keys() if not self._references[block])
+        return self.num_blocks - self.num_available - idle
+
+    @property
+    def leaving(self) -> KeysView[int]:
+        return self._leaving.keys()
+
+    @property
+    def num_arriving(self) -> int:
+        """Blocks, those included that what arrives will continue."""
+        return sum(len(holding.blocks) for holding in self._arriving)
+
+    def oldest(self, most: int) -> list[tuple[int, Content]]:
+        """The cached blocks that would be taken next, with what they hold."""
+        found = ((block, self._contents[block]) for block in islice(self._cached, most))
+        return [(block, content) for block, content in found if content is not None]
 
     @property
     def num_pinned(self) -> int:
@@ -127,6 +152,10 @@ class BlockPool:
     def published(self) -> KeysView[bytes]:
         """Hashes of the published blocks, as they are at the moment of asking."""
         return self._index.keys()
+
+    def block_of(self, hash: bytes) -> int | None:
+        """The block that is published under a hash."""
+        return self._index.get(hash)
 
     @property
     def books(self) -> "tuple[list[int], list[Content | None], KeysView[int]]":
@@ -185,7 +214,7 @@ class BlockPool:
 
     def _check_books(self, holders: Iterable[Held]) -> None:
         counts = [0] * self.num_blocks
-        for holding in holders:
+        for holding in (*holders, *self._arriving):
             if len(set(holding.blocks)) != len(holding.blocks):
                 raise RuntimeError(f"a holder has a block twice: {holding.blocks}")
             for block in holding.blocks:
@@ -194,11 +223,11 @@ class BlockPool:
             raise RuntimeError("reference counts differ from the sequences that hold blocks")
         if self.num_shared != sum(counts) - sum(1 for count in counts if count):
             raise RuntimeError("the count of shared blocks differs from the references")
-        idle_pinned = {block for block in self._pins if not counts[block]}
+        idle = {block for block in self._pins.keys() | self._leaving.keys() if not counts[block]}
         free = [*self._free, *self._fresh]
-        groups = [set(free), set(self._cached), idle_pinned, {b for b, count in enumerate(counts) if count}]
+        groups = [set(free), set(self._cached), idle, {b for b, count in enumerate(counts) if count}]
         if sum(map(len, groups)) != self.num_blocks or set().union(*groups) != set(range(self.num_blocks)):
-            raise RuntimeError("free, cached, pinned and held blocks do not add up to the pool")
+            raise RuntimeError("free, cached, pinned, leaving and held blocks do not add up to the pool")
         if len(free) != len(groups[0]):
             raise RuntimeError("a block is on the free list twice")
         if any(self._contents[block] for block in free):
@@ -309,6 +338,40 @@ class BlockPool:
         self.publish(holding, num_tokens)
         self.release(holding)
         return num_tokens
+
+    def arrive(self, holding: Holding, spare: int = 0) -> tuple[int, ...]:
+        """Take blocks for those full ones of a holding that nobody has published: their content is on its way. The holding's
+        last token stands for what comes after them. Empty if there is no room."""
+        num_tokens = (len(holding.tokens) - 1) // self.block_size * self.block_size
+        match = self.match(holding)
+        if not self._caching or not self.reserve(holding, num_tokens, match, spare):
+            return ()
+        self._arriving[holding] = None
+        return tuple(holding.blocks[len(match.blocks) :])
+
+    def land(self, holding: Holding, *, is_whole: bool) -> None:
+        """What was on its way is there, and found from now on; or it will never be."""
+        del self._arriving[holding]
+        if is_whole:
+            self.publish(holding, len(holding.blocks) * self.block_size)
+        self.release(holding)
+
+    def leave(self, block: int) -> None:
+        """Begin to copy a published block out: it is not taken before `stay`."""
+        content = self._contents[block]
+        if content is None or block in self._leaving:
+            raise RuntimeError(f"block {block} holds nothing to copy out, or is being copied")
+        self._leaving[block] = content
+        self._cached.pop(block, None)
+
+    def stay(self, block: int) -> Content | None:
+        """The copy is over; the block is the next to be taken. Returns what was copied; None if that was retracted since."""
+        content = self._leaving.pop(block)
+        if not self._references[block]:
+            self._rest((block,))
+            if block in self._cached:
+                self._cached.move_to_end(block, last=False)
+        return content if self._contents[block] is content else None
 
     def retract(self, holding: Holding, first: int) -> set[int]:
         """What the sequence was to write from its block number `first` on may be missing: unpublish it.
@@ -429,9 +492,9 @@ class BlockPool:
 
     def _rest(self, blocks: Iterable[int]) -> None:
         """Put blocks that lost their last holders where they belong."""
-        pins, contents, cached, free = self._pins, self._contents, self._cached, self._free
+        pins, leaving, contents, cached, free = self._pins, self._leaving, self._contents, self._cached, self._free
         for block in blocks:
-            if block in pins:
+            if block in pins or block in leaving:
                 continue
             if contents[block]:
                 cached[block] = None
@@ -457,7 +520,7 @@ class BlockPool:
         self._unpublish(block)
         self._pins.pop(block, None)
         self._cached.pop(block, None)
-        if not self._references[block]:
+        if not self._references[block] and block not in self._leaving:
             self._free.append(block)
 
     def _unpin(self, block: int) -> None:

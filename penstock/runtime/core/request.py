@@ -153,6 +153,8 @@ class Request:
     """Identity of the weights laid over the model; part of every block's hash."""
     resumed: tuple[tuple[int, ...], ...] = ()
     """Tokens of each choice that another engine has drawn: generation goes on after them. Empty if it begins here."""
+    peer: str = ""
+    """Another engine that has blocks of the prompt or computes them now; they may be fetched from there."""
 
     def __post_init__(self) -> None:
         if not self.prompt:

@@ -4,6 +4,7 @@ Sole writer of queues and epochs. Knows no steps, and nothing of what is compute
 """
 
 from collections import Counter
+from collections.abc import Callable
 
 from penstock.runtime.core.batching import Batching
 from penstock.runtime.core.blocks import BlockPool
@@ -27,6 +28,7 @@ class Roster:
         "num_batch_waiting",
         "num_epochs",
         "num_waiting_tokens",
+        "on_preempt",
         "order",
         "present",
         "running",
@@ -57,6 +59,8 @@ class Roster:
         self.num_batch_waiting = 0
         """Waiting batch sequences; they count towards no limit of interactive ones."""
         self.num_waiting_tokens = 0
+        self.on_preempt: Callable[[Sequence], None] | None = None
+        """Called with a sequence that is about to lose its blocks and wait again."""
         self._pool = pool
         self._max_sequences = limits.max_sequences
         self._rows = list(range(limits.max_sequences - 1, -1, -1))
@@ -161,6 +165,8 @@ class Roster:
 
     def preempt(self, sequence: Sequence) -> None:
         """Preempt a running sequence: it waits again and recomputes everything that is not cached by then."""
+        if self.on_preempt is not None:
+            self.on_preempt(sequence)
         self.leave(sequence)
         self.wait(sequence)
 

@@ -76,7 +76,29 @@ class BlockRunner(Runner, Protocol):
 
     def read_blocks(self, blocks: Sequence[int]) -> list[bytes]: ...
 
-    def write_blocks(self, blocks: Sequence[int], contents: Sequence[bytes]) -> None: ...
+    def write_blocks(self, blocks: Sequence[int], contents: Sequence[bytes | memoryview]) -> None: ...
+
+
+class BlockCopy(Protocol):
+    """Blocks on their way between a device and host memory."""
+
+    def wait(self) -> Sequence[bytes | memoryview]:
+        """From any thread: what was read, or nothing after a write, once it is over."""
+
+
+@runtime_checkable
+class CopyingRunner(BlockRunner, Protocol):
+    """Copies blocks beside its steps. What it copies from and to belongs to the copy until that is over: `leaving` and
+    `arriving` blocks of the pool."""
+
+    def pin(self, num_bytes: int) -> None:
+        """Have host memory ready for so much of blocks."""
+
+    def begin_read(self, blocks: Sequence[int], *, is_fenced: bool) -> BlockCopy:
+        """Fenced, steps launched later may write over the blocks: they wait for as much of the copy as they must."""
+
+    def begin_write(self, blocks: Sequence[int], contents: Sequence[bytes | memoryview]) -> BlockCopy:
+        """Steps launched after it is over read what was written; none before may."""
 
 
 @runtime_checkable

@@ -6,6 +6,7 @@ Pure: what steps take is given. The text is walked as an engine would generate i
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from penstock.runtime.core.batch import num_agreeing
 from penstock.runtime.draft.drafter import Drafter, View
 from penstock.runtime.draft.speculator import Speculator
 from penstock.runtime.draft.step_cost import StepCost
@@ -49,7 +50,7 @@ def try_drafts(
         step_s.add(1, step_s(1))  # as fresh as if it had just been measured
         room = len(text) - len(known) - 1
         (guess,) = speculator.propose([View((0, 0), known, num_prompt, room=room, row=0)], 1)
-        right = _agreement(guess.tokens, text, len(known))
+        right = num_agreeing(guess.tokens, text, len(known))
         width = 1 + len(guess.tokens)
         taken = step_s(width) + sum(drafter.seconds(len(guess.tokens)) for drafter in drafters)
         seconds += taken
@@ -60,10 +61,3 @@ def try_drafts(
     speculator.finish((0, 0))
     num_tokens = len(text) - num_prompt
     return DraftTrial(num_tokens, num_steps, num_checked, num_accepted, seconds, num_tokens * step_s(1))
-
-
-def _agreement(guess: Sequence[int], text: Sequence[int], place: int) -> int:
-    count = 0
-    while count < len(guess) and guess[count] == text[place + count]:
-        count += 1
-    return count

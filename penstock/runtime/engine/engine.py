@@ -25,9 +25,11 @@ from penstock.runtime.draft.speculator import Speculator
 from penstock.runtime.engine.adapters.gate import AdapterGate, AdapterHost, AdapterOrder, AdapterRead, Entrance
 from penstock.runtime.engine.grammar_state import Compiled, GrammarState, StepMasks
 from penstock.runtime.engine.inbox import Inbox
+from penstock.runtime.engine.peers.exchange import PeerExchange, PeerNews
 from penstock.runtime.engine.recovery import NotLaunched, ResultPart, StepRecovery
 from penstock.runtime.engine.step_log import StepLog
-from penstock.runtime.engine.tiers.tiers import FetchedBlocks, KVTiers
+from penstock.runtime.engine.tiers.sessions import CacheAnswer, CacheOrder
+from penstock.runtime.engine.tiers.tiers import KVTiers, TierNews
 
 LOGGER = logging.getLogger(__name__)
 
@@ -51,7 +53,7 @@ class CancelOrder(NamedTuple):
     choice: int | None
 
 
-Message = Request | CancelOrder | Compiled | AdapterRead | AdapterOrder | FetchedBlocks
+Message = Request | CancelOrder | Compiled | AdapterRead | AdapterOrder | TierNews | CacheOrder | PeerNews
 
 
 class Engine:
@@ -71,6 +73,7 @@ class Engine:
         adapters: AdapterHost | None = None,
         readers: Executor | None = None,
         tiers: KVTiers | None = None,
+        peers: PeerExchange | None = None,
     ) -> None:
         self.scheduler = scheduler
         self._step_size = step_size
@@ -105,12 +108,21 @@ class Engine:
         """Called with each planned step before it is launched."""
         self._log = None if on_step is None else StepLog(on_step, overlaps=depth > 1)
         self._is_timed = self._log is not None or self.proposals is not None or step_size is not None
-        self._is_timed = self._is_timed or tiers is not None or scheduler.mixed is not None
+        self._is_timed = self._is_timed or tiers is not None or peers is not None or scheduler.mixed is not None
         self._inbox: Inbox[Message] = Inbox()
         self._taken: deque[Message] = deque()
         """What `wait` took out of the inbox: older than everything in it."""
         self.adapters = None if adapters is None else AdapterGate(adapters, self._inbox.put, readers)
         """Holds requests until their adapters are on the device; without it an adapter is no more than a name in hashes."""
+        self._refused_orders: tuple[CacheAnswer, ...] = ()
+        if tiers is not None:
+            tiers.open(self._inbox.put)
+        self.peers = peers
+        """Other engines, which fetch blocks of this one and have some of its prompts."""
+        if peers is not None:
+            peers.open(self._inbox.put)
+            if tiers is not None:
+                peers.before_write = tiers.copy_out_now
         self._launched: deque[tuple[Batch, Ticket, float]] = deque()
         """With the time of each launch."""
         self._num_checked_steps = 0
@@ -130,6 +142,7 @@ class Engine:
         is_compiling = self.grammar_state is not None and self.grammar_state.is_compiling
         is_compiling = is_compiling or (self.adapters is not None and self.adapters.is_waiting)
         is_compiling = is_compiling or (self.tiers is not None and self.tiers.is_fetching)
+        is_compiling = is_compiling or (self.peers is not None and self.peers.is_fetching)
         return self.scheduler.has_work or is_compiling or bool(self._launched or self._taken) or not self._inbox.empty()
 
     def submit(self, request: Request) -> None:
@@ -143,8 +156,9 @@ class Engine:
         """End a request, or one choice of it, in any state; nothing happens if it has ended."""
         self._inbox.put(CancelOrder(request_id, choice))
 
-    def order(self, order: AdapterOrder) -> None:
-        """Have an adapter read or forgotten; `adapters.answers` tells what came of it."""
+    def order(self, order: AdapterOrder | CacheOrder) -> None:
+        """Have an adapter read or forgotten, or something done to a session's blocks; `adapters.answers` and
+        `cache_answers` tell what came of it."""
         self._inbox.put(order)
 
     def wait(self, timeout_s: float | None) -> bool:
@@ -152,7 +166,10 @@ class Engine:
         if not self._taken:
             if self._log is not None:
                 self._log.rest()
-            while self._rehearsing is not None and self._inbox.empty():
+            is_copying = (
+                self.tiers is not None and self.tiers.is_fetching
+            )  # a recording bears no other use of the device
+            while self._rehearsing is not None and self._inbox.empty() and not is_copying:
                 if not self._rehearsing.rehearse():
                     self._rehearsing = None
             try:
@@ -165,6 +182,8 @@ class Engine:
 
     def close(self) -> None:
         """Nothing is computed any more: what is worth keeping is written."""
+        if self.peers is not None:
+            self.peers.close()
         if self.tiers is not None:
             self.tiers.close()
 
@@ -197,6 +216,8 @@ class Engine:
         if self.grammar_state:
             deltas = self.grammar_state.follow(deltas, scheduler)
             self.grammar_state.propose(scheduler, self.depth)
+        if self.tiers is not None:
+            self.tiers.swap_in()
         batch = scheduler.schedule(now)
         if batch is not None:
             if self.on_schedule is not None:
@@ -207,7 +228,7 @@ class Engine:
             self.num_steps += 1
             if self.tiers is not None:
                 are_sound = not any(isinstance(ticket, NotLaunched) for _, ticket, _ in self._launched)
-                self.tiers.copy_out(are_sound=are_sound)
+                self.tiers.copy_out(batch.step, are_sound=are_sound)
             if self._interruptible is not None:
                 self._interruptible.yields = scheduler.yields
             self._launched.append((batch, self._launch(batch), launched_s))
@@ -221,6 +242,11 @@ class Engine:
             self.proposals.observe(deltas)
         if self.adapters is not None and deltas:
             deltas += tuple(self._let_in(self.adapters.follow(deltas), self._clock()))
+        if self.tiers is not None and deltas:
+            deltas = self.tiers.tell(deltas)
+        if self.peers is not None:
+            deltas = self.peers.follow(deltas)
+            self._serve_peers()
         if log is not None:
             log.end(self._clock(), has_work=self.has_work)
         return deltas
@@ -258,14 +284,37 @@ class Engine:
                 deltas.extend(self._cancel(message))
             elif isinstance(message, Compiled):
                 deltas.extend(self._take_compiled(message, now))
-            elif isinstance(message, FetchedBlocks):
-                if self.tiers is not None and self.tiers.take(message):
-                    deltas.extend(self._schedule(message.request, now))
+            elif isinstance(message, TierNews):
+                for request in () if self.tiers is None else self.tiers.take(message):
+                    deltas.extend(self._schedule(request, now))
+            elif isinstance(message, CacheOrder):
+                self._order_cache(message)
+            elif isinstance(message, PeerNews):
+                ready = None if self.peers is None else self.peers.take(message)
+                deltas.extend([] if ready is None else self._schedule(ready, now))
             elif isinstance(message, Request) and not message.adapter:
                 deltas.extend(self._enter(message, now))
             else:
                 deltas.extend(self._take_adapted(message, now))
+        self._serve_peers()
         return tuple(deltas)
+
+    def _serve_peers(self) -> None:
+        """Hand out blocks that others asked for, as far as steps that have ended filled them."""
+        if self.peers is not None:
+            self.peers.turn(self.num_steps, self.num_steps - len(self._launched))
+
+    def _order_cache(self, order: CacheOrder) -> None:
+        if self.tiers is not None:
+            self.tiers.order(order)
+        else:
+            error = "this engine keeps no sessions; serve with --kv-host or --kv-disk"
+            self._refused_orders += (CacheAnswer(order.order_id, error),)
+
+    def cache_answers(self) -> tuple[CacheAnswer, ...]:
+        """What came of orders since the last call."""
+        refused, self._refused_orders = self._refused_orders, ()
+        return refused if self.tiers is None else self.tiers.answers()
 
     def _take_adapted(self, message: Request | AdapterRead | AdapterOrder, now: float) -> list[Delta]:
         gate = self.adapters
@@ -296,7 +345,9 @@ class Engine:
         return []
 
     def _add(self, request: Request, now: float) -> list[Delta]:
-        """Schedule a request, once what tiers have of its prompt is on the device."""
+        """Schedule a request, once what peers or tiers have of its prompt is on the device."""
+        if self.peers is not None and self.peers.fetch(request):
+            return []
         if self.tiers is not None and self.tiers.fetch(request, self._inbox.put):
             return []
         return self._schedule(request, now)
@@ -326,8 +377,8 @@ class Engine:
             request = self.adapters.cancel(cancel.request_id)
             if request is not None:
                 return tuple(_endings(request, CANCELLED))
-        if self.tiers is not None and cancel.choice is None:
-            request = self.tiers.cancel(cancel.request_id)
+        for source in (self.tiers, self.peers):
+            request = source.cancel(cancel.request_id) if source is not None and cancel.choice is None else None
             if request is not None:
                 return tuple(_endings(request, CANCELLED))
         if self.grammar_state is None:
@@ -369,14 +420,18 @@ class Engine:
             asked_s = 0.0 if log is None else self._clock()
             output = ticket.result()
             self._recovery.num_lost = 0
+            if self.tiers is not None:
+                self.tiers.departures.settle(batch.step)
             if self._is_timed:
                 self._time(batch, launched_s, asked_s, self._clock())
         except RankLostError:
             raise
         except StepInterruptedError:
+            self._distrust()
             self._abandon(batch)
             return ()
         except Exception as error:
+            self._distrust()
             if log is not None:
                 log.lose()
             if self.scheduler.pool.groups.num_states:
@@ -396,6 +451,10 @@ class Engine:
         for again in later:
             self._launched.append((again, self._launch(again, self.scheduler.flights.live(again)), now))
         return deltas
+
+    def _distrust(self) -> None:
+        if self.tiers is not None:
+            self.tiers.departures.distrust()
 
     def _abandon(self, batch: Batch) -> None:
         """The oldest step made way for an interactive request. It and those after it are planned again."""
@@ -423,8 +482,9 @@ class Engine:
         self.scheduler.note_step(batch, seconds)
         if self._step_size is not None:
             self._resize(self._step_size, batch, seconds)
-        if self.tiers is not None:
-            self.tiers.note_step(batch, seconds)
+        for source in (self.tiers, self.peers):
+            if source is not None:
+                source.note_step(batch, seconds)
         self._output_s = now
 
     def _resize(self, step_size: StepSize, batch: Batch, seconds: float) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from penstock.errors import RequestError
-from penstock.runtime.core.batch import Batch, Chunk, Delta, Fault, Finish, FinishReason
+from penstock.runtime.core.batch import Batch, Delta, Fault, Finish, FinishReason
 from penstock.runtime.core.request import Grammar, Request
 from penstock.runtime.core.scheduler import Scheduler
 
@@ -206,7 +206,7 @@ class GrammarState:
             matcher = self._matchers.get((sequence.request_id, sequence.choice))
             if matcher is not None:
                 chunks.append(index)
-                entries.append((matcher, _drafts(chunk)))
+                entries.append((matcher, chunk.drafts))
                 times.append(self._times[sequence.request_id])
         if not entries:
             return None
@@ -283,10 +283,6 @@ def _advance(matcher: TokenMatcher, token_ids: tuple[int, ...]) -> int:
         if matcher.is_over and not matcher.fault:
             return count
     return len(token_ids)
-
-
-def _drafts(chunk: Chunk) -> tuple[int, ...]:
-    return chunk.token_ids[len(chunk.token_ids) - chunk.num_drafts :] if chunk.num_drafts else ()
 
 
 def _broken(matcher: TokenMatcher) -> Finish:

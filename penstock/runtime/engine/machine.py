@@ -36,6 +36,8 @@ class Facts:
     can_generate: bool = True
     cached_tokens: int | None = None
     """Tokens the cache holds, where blocks alone do not say."""
+    offer: str = ""
+    """Where peers fetch blocks: port, generation, bytes of a block; empty where none are offered."""
 
     @property
     def num_cached_tokens(self) -> int:

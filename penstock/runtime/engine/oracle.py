@@ -8,6 +8,7 @@ Further kinds of cache are arithmetic too: a window's positions hold digests tha
 of all tokens so far, read from one slot and written to another.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from penstock.runtime.core.batch import Batch, Chunk, StepOutput
@@ -19,6 +20,7 @@ from penstock.runtime.engine.scripted import Done
 
 _MASK = 2**64 - 1
 EMPTY = 0x5EED
+DIGEST_BYTES = 16
 
 
 def mix(*numbers: int) -> int:
@@ -111,6 +113,17 @@ class OracleRunner:
         self._rows: dict[int, OracleRow] = {}
         self._allowed: dict[int, list[list[int]]] = {}
         """Tokens that may be drawn in a row, for one draw after the other; all where there is no entry."""
+
+    block_bytes = property(lambda self: DIGEST_BYTES * self._block_size)
+    kv_format = "digests"
+
+    def read_blocks(self, blocks: Iterable[int]) -> list[bytes]:
+        return [b"".join(held.to_bytes(DIGEST_BYTES, "little") for held in self._digests[block]) for block in blocks]
+
+    def write_blocks(self, blocks: Iterable[int], contents: Iterable[bytes | memoryview]) -> None:
+        for block, content in zip(blocks, contents):
+            places = range(0, len(content), DIGEST_BYTES)
+            self._digests[block][:] = [int.from_bytes(content[at : at + DIGEST_BYTES], "little") for at in places]
 
     def launch(self, batch: Batch, masks: Masks | None = None) -> Done:
         self._allowed = {} if masks is None else self._unpacked(masks, batch)

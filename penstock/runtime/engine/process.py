@@ -30,6 +30,7 @@ from penstock.runtime.engine.wire import (
     MAX_FRAME_BYTES,
     Beat,
     BlocksChanged,
+    CacheTold,
     Cancel,
     Embedded,
     EmbedPrompts,
@@ -37,6 +38,7 @@ from penstock.runtime.engine.wire import (
     FollowBlocks,
     LookCommand,
     OrderAdapter,
+    OrderCache,
     Ordered,
     Phase,
     Ready,
@@ -159,7 +161,7 @@ class Post(threading.Thread):
             case EmbedPrompts():
                 self.errands.put(command)
                 engine.cancel(WAKE)
-            case OrderAdapter(order):
+            case OrderAdapter(order) | OrderCache(order):
                 engine.order(order)
             case LookCommand(seconds):
                 if self.observer is not None:
@@ -218,6 +220,9 @@ def _step(engine: Engine, feed: BlockFeed | None, reports: "zmq.Socket[bytes]") 
     answers = () if engine.adapters is None else engine.adapters.answers()
     if answers:
         reports.send(encode(Ordered(answers)))
+    told = engine.cache_answers()
+    if told:
+        reports.send(encode(CacheTold(told)))
     if not deltas and engine.num_steps == num_steps:
         return False
     scheduler = engine.scheduler
@@ -233,6 +238,8 @@ def _step(engine: Engine, feed: BlockFeed | None, reports: "zmq.Socket[bytes]") 
         grammars,
         matched,
         None if engine.adapters is None else engine.adapters.counts,
+        None if engine.tiers is None else engine.tiers.counts,
+        None if engine.peers is None else engine.peers.counts,
     )
     reports.send(encode(report))
     return True

@@ -14,6 +14,9 @@ from penstock.runtime.engine.adapters.gate import AdapterAnswer, AdapterCounts, 
 from penstock.runtime.engine.grammar_state import GrammarCounts, GrammarTime
 from penstock.runtime.engine.machine import Facts, Vector
 from penstock.runtime.engine.observer import EngineView
+from penstock.runtime.engine.peers.counts import TransferCounts
+from penstock.runtime.engine.tiers.sessions import CacheAnswer, CacheOrder
+from penstock.runtime.engine.tiers.tiers import TierCounts
 
 MAX_FRAME_BYTES = 64 << 20
 UNREADABLE = (msgspec.MsgspecError, RequestError, ValueError, RecursionError)
@@ -49,11 +52,17 @@ class OrderAdapter(msgspec.Struct, tag="adapter", array_like=True, frozen=True):
     order: AdapterOrder
 
 
+class OrderCache(msgspec.Struct, tag="cache", array_like=True, frozen=True):
+    """List, pin, drop, export or import sessions."""
+
+    order: CacheOrder
+
+
 class Stop(msgspec.Struct, tag="stop", array_like=True, frozen=True):
     """End the process."""
 
 
-Command = Submit | Cancel | EmbedPrompts | LookCommand | FollowBlocks | OrderAdapter | Stop
+Command = Submit | Cancel | EmbedPrompts | LookCommand | FollowBlocks | OrderAdapter | OrderCache | Stop
 """To the engine."""
 
 
@@ -84,12 +93,22 @@ class StepReport(msgspec.Struct, tag="step", array_like=True, frozen=True):
     """What the grammars cost of requests that ended in this turn."""
     adapters: AdapterCounts | None = None
     """Of an engine that serves adapters."""
+    tiers: TierCounts | None = None
+    """Of one that keeps blocks beyond its device."""
+    transfers: TransferCounts | None = None
+    """Of an engine with peers."""
 
 
 class Ordered(msgspec.Struct, tag="ordered", array_like=True, frozen=True):
     """What came of orders."""
 
     answers: tuple[AdapterAnswer, ...]
+
+
+class CacheTold(msgspec.Struct, tag="cache_told", array_like=True, frozen=True):
+    """What came of orders about sessions."""
+
+    answers: tuple[CacheAnswer, ...]
 
 
 class Beat(msgspec.Struct, tag="beat", array_like=True, frozen=True):
@@ -126,7 +145,7 @@ class Failed(msgspec.Struct, tag="failed", array_like=True, frozen=True):
     is_config: bool
 
 
-Report = Phase | Ready | StepReport | Ordered | Beat | Embedded | Seen | BlocksChanged | Failed
+Report = Phase | Ready | StepReport | Ordered | CacheTold | Beat | Embedded | Seen | BlocksChanged | Failed
 """From the engine."""
 
 _encoder = msgspec.msgpack.Encoder()

@@ -56,16 +56,21 @@ class KVCache:
 
     def read(self, blocks: Sequence[int]) -> list[bytes]:
         """Contents of blocks, each all layers' one after another. Waits for what is under way."""
+        return [row.tobytes() for row in self.gather(blocks).cpu().numpy()]
+
+    def write(self, blocks: Sequence[int], contents: Sequence[bytes | memoryview]) -> None:
+        """Lay contents down that `read` has given, here or in another process."""
+        rows = torch.frombuffer(bytearray(b"".join(contents)), dtype=torch.uint8).view(len(blocks), -1)
+        self.scatter(blocks, rows.to(self.pages[0][0].device))
+
+    def gather(self, blocks: Sequence[int]) -> torch.Tensor:
+        """[blocks, bytes of a block]"""
         places = torch.tensor(blocks, device=self.pages[0][0].device)
         parts = [_as_bytes(_plain(part).index_select(0, places)) for page in self.pages for part in page]
-        return [row.tobytes() for row in torch.cat(parts, dim=1).cpu().numpy()]
+        return torch.cat(parts, dim=1)
 
-    def write(self, blocks: Sequence[int], contents: Sequence[bytes]) -> None:
-        """Lay contents down that `read` has given, here or in another process."""
-        places = torch.tensor(blocks, device=self.pages[0][0].device)
-        rows = (
-            torch.frombuffer(bytearray(b"".join(contents)), dtype=torch.uint8).view(len(blocks), -1).to(places.device)
-        )
+    def scatter(self, blocks: Sequence[int], rows: torch.Tensor) -> None:
+        places = torch.tensor(blocks, device=rows.device)
         begin = 0
         for page in self.pages:
             for part in page:

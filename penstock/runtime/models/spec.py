@@ -231,6 +231,11 @@ class GatedMLP:
 
     num_active_parameters = num_parameters
 
+    @property
+    def inner_values(self) -> int:
+        """Numbers of a token between the matrices."""
+        return self.width
+
 
 @dataclass(frozen=True, slots=True)
 class PlainMLP:
@@ -244,6 +249,11 @@ class PlainMLP:
         return 2 * self.width * hidden_size + (self.width + hidden_size) * self.bias
 
     num_active_parameters = num_parameters
+
+    @property
+    def inner_values(self) -> int:
+        """Numbers of a token between the matrices."""
+        return self.width
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,6 +288,11 @@ class MoE:
 
     def num_active_parameters(self, hidden_size: int) -> int:
         return self._num_always(hidden_size) + self.num_active * self.expert.num_parameters(hidden_size)
+
+    @property
+    def inner_values(self) -> int:
+        """Numbers of a token between the matrices of all experts that it chose, and of the shared one."""
+        return self.num_active * self.expert.width + (self.shared.width if self.shared else 0)
 
 
 Attention = GQA | MLA | Mamba2 | ShortConv | GatedDelta | Bounded

@@ -99,6 +99,9 @@ class Controller:
     served: ServedRate = field(default_factory=ServedRate)
     replicas: dict[str, PlacedReplica] = field(default_factory=dict)
     events: list[ClusterEvent] = field(default_factory=list)
+    """The last hundred."""
+    num_noted: int = 0
+    """Events so far."""
     _scaler: Scaler = field(init=False)
     _trend: ArrivalTrend = field(default_factory=ArrivalTrend)
     _num_placed: int = 0
@@ -202,6 +205,7 @@ class Controller:
         await replica.placement.remove(drain_s)
 
     def _note(self, words: str) -> None:
+        self.num_noted += 1
         self.events.append(ClusterEvent(self.clock(), words))
         del self.events[:-100]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import ray
 from ray.util.placement_group import placement_group, remove_placement_group
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from penstock.errors import ConfigError
 from penstock.service.cluster.board import BOARD, NAMESPACE, Board
@@ -33,9 +33,9 @@ class RayPlacement:
     async def report(self) -> ServerReport | None:
         if self._is_gone:
             return None
-        if self._actor is None and not await self._begin():
-            return ServerReport("", False, None, 0.0, (), "no node yet", "no node has room for it")
         try:
+            if self._actor is None and not await self._begin():
+                return ServerReport("", False, None, 0.0, (), "no node yet", "no node has room for it")
             report: ServerReport = await asyncio.wait_for(self._actor.report.remote(), REPORT_S)
             for other in self._others:
                 await asyncio.wait_for(other.status.remote(), REPORT_S)
@@ -130,7 +130,23 @@ class RayCluster:
             raise ConfigError(
                 f"a replica takes {num_nodes} nodes and the cluster has {found}; add some, or lower --nodes"
             )
-        self.board = ray.remote(Board).options(name=BOARD, num_cpus=0, get_if_exists=True).remote()
+        self._board = self._new_board()
+
+    def _new_board(self) -> Any:
+        """On this process's own node: it lives as long as we do."""
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
+        options = {"name": BOARD, "num_cpus": 0, "get_if_exists": True, "scheduling_strategy": here}
+        return ray.remote(Board).options(**options).remote()
+
+    async def show(self, state: dict[str, Any]) -> None:
+        """Put up what `penstock status` reads. A board that was lost with its node is made anew: no service ends for it."""
+        try:
+            await asyncio.wait_for(self._board.write.remote(state), REPORT_S)
+        except TimeoutError:
+            pass
+        except ray.exceptions.RayError:
+            with contextlib.suppress(ray.exceptions.RayError, ValueError):
+                self._board = self._new_board()
 
     async def place(self, config: str) -> RayPlacement:
         strategy = "STRICT_PACK" if self._num_nodes == 1 else "STRICT_SPREAD"
@@ -142,5 +158,5 @@ class RayCluster:
 
     def close(self) -> None:
         with contextlib.suppress(ray.exceptions.RayError):
-            ray.kill(self.board)
+            ray.kill(self._board)
         ray.shutdown()

@@ -1,4 +1,4 @@
-"""Memory that large bodies took, given back to the system."""
+"""Memory that large bodies took, given back to the system: without it the gaps they leave stay (docs/measurements/edge.md)."""
 
 import contextlib
 import ctypes
@@ -13,7 +13,7 @@ LARGE_BYTES = 16 << 10
 LARGE_BUFFER_BYTES = 1 << 20
 M_MMAP_THRESHOLD = -3
 _last_s = [-PAUSE_S]
-_is_owed = [False]
+_is_due = [False]
 
 
 @cache
@@ -34,19 +34,19 @@ def keep_large_apart() -> None:
 
 
 def trim_memory() -> None:
-    """Give back what is free; if that has been done a moment ago, it is owed."""
+    """Give back what is free; if that has been done a moment ago, it is due later."""
     trim, now = _library(), time.monotonic()
-    _is_owed[0] = now - _last_s[0] < PAUSE_S
-    if trim is not None and not _is_owed[0]:
+    _is_due[0] = now - _last_s[0] < PAUSE_S
+    if trim is not None and not _is_due[0]:
         _last_s[0] = now
         trim(0)
 
 
-def owe_memory() -> None:
+def trim_soon() -> None:
     """A large body is gone: the next look gives its memory back."""
-    _is_owed[0] = True
+    _is_due[0] = True
 
 
-def owes_memory() -> bool:
-    """A look now and then gives back what is owed."""
-    return _is_owed[0]
+def needs_trim() -> bool:
+    """Memory is still to be given back, at the next look."""
+    return _is_due[0]

@@ -16,7 +16,7 @@ from penstock.service.edge.bodies import IN_FLIGHT, BodiesInFlight
 from penstock.service.edge.flow import StallWatch
 from penstock.service.edge.frames import SOCKET_PATHS
 from penstock.service.edge.lots import RandomNames
-from penstock.service.edge.memory import owes_memory, trim_memory
+from penstock.service.edge.memory import needs_trim, trim_memory
 from penstock.service.edge.refusal import Refusal, not_found, unavailable
 from penstock.service.edge.tls import TlsContexts
 from penstock.service.gateway.gateway import Gateway
@@ -423,7 +423,7 @@ class RouterApp:
             for replica in self.fleet.find_silent(now):
                 self.changed(replica)
             self._stalls.sweep(self._clients, now)
-            if owes_memory():
+            if needs_trim():
                 trim_memory()
             for client in tuple(self._clients):
                 if client.deadline_s is not None and now >= client.deadline_s:

@@ -21,6 +21,7 @@ from penstock.service.router.policy import POLICIES, TOLD_POLICIES, Policy, Rout
 from penstock.service.router.proxy.endpoint import ConnectionPool
 from penstock.service.router.proxy.incoming import Incoming
 from penstock.service.router.proxy.job import Job, RelayOutcome
+from penstock.service.router.proxy.prefill import Handovers
 from penstock.service.router.proxy.relay import Relay
 from penstock.service.router.record import DecisionLog
 
@@ -51,6 +52,7 @@ class Dispatcher:
         self.is_told = config.policy in TOLD_POLICIES
         """Replicas say what their caches hold, and of what blocks a prompt is made."""
         self.reads_chunks = POLICIES[config.policy](config.seed).reads_hashes and not self.is_told
+        self.handovers = Handovers(self, config.handover)
         self._policies: dict[str, Policy] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._retry_credit = FIRST_RETRY_CREDIT
@@ -84,7 +86,12 @@ class Dispatcher:
             meters.retries.add()
         else:
             meters.chosen_s.add(now - job.request.arrival_s)
+        if not relay.has_begun:
+            self.handovers.begin(job, replica, relay.tried)
         return replica, self.members.pool(replica)
+
+    def pool_of(self, replica: LiveReplica) -> ConnectionPool:
+        return self.members.pool(replica)
 
     def _holder(self, job: Job) -> LiveReplica:
         """No other replica can answer: until it is back the request waits."""
@@ -275,6 +282,7 @@ class Dispatcher:
     def over(self, relay: Relay, outcome: RelayOutcome, status: int) -> None:
         """Exactly once for each."""
         self.relays.discard(relay)
+        self.handovers.end(relay.job)
         self.parked.pop(relay, None)
         meters, now, arrival_s = self.meters, self.now(), relay.job.request.arrival_s
         model = relay.job.model or "default"

@@ -11,7 +11,7 @@ from enum import Enum
 from statistics import median
 
 from penstock.errors import CapacityError, ConfigError
-from penstock.service.kv_events import Frame
+from penstock.service.kv_events import BlockOffer, Frame
 from penstock.service.router.breaker import Breaker
 from penstock.service.router.policy import Policy, ReplicaView, RouteChoice, RoutedCall
 
@@ -65,6 +65,7 @@ class LiveReplica:
         "num_served",
         "num_waiting",
         "num_waiting_tokens",
+        "offer",
         "prefixes",
         "ready_since_s",
         "state",
@@ -93,6 +94,8 @@ class LiveReplica:
         self.kv_usage_fraction = 0.0
         self.prefixes: set[bytes] = set()
         """Hashes of blocks it reported."""
+        self.offer: BlockOffer | None = None
+        """What it lets other replicas fetch, and its role; None where it says nothing of that."""
         self.heard_s = 0.0
         """When anything came from it: a probe's answer, or a part of any other."""
         self.asked_s: float | None = None
@@ -114,6 +117,11 @@ class LiveReplica:
         self._num_answers += 1
         self.first_byte_s += share * (seconds - self.first_byte_s)
         self.token_s += share * (seconds / max(num_tokens, 1) - self.token_s)
+
+    @property
+    def only_prefills(self) -> bool:
+        """It answers requests only where no other replica does."""
+        return self.offer is not None and self.offer.role == "prefill"
 
     @property
     def is_judged(self) -> bool:
@@ -183,6 +191,8 @@ class LiveFleet:
         left.
         """
         ready = [self.takes(replica, now) for replica in replicas]
+        if any(good and not one.only_prefills for good, one in zip(ready, replicas)):
+            ready = [good and not one.only_prefills for good, one in zip(ready, replicas)]
         if not any(ready):  # a doubtful one rather than none
             ready = [replica.state is ReplicaState.READY and not replica.is_draining for replica in replicas]
         if tried and any(good and replica.name not in tried for good, replica in zip(ready, replicas)):
@@ -300,12 +310,19 @@ class LiveFleet:
                 replica.breaker.reset()
                 replica.forget_answers()
                 replica.prefixes = set()
+                replica.offer = None
         return before is not state
 
     def learn_models(self, replica: LiveReplica, models: tuple[str, ...], loaded: frozenset[str] | None = None) -> None:
         """`loaded`: those that lie ready, where it tells; else all."""
         replica.models = models or None
         replica.loaded = frozenset(models) if loaded is None else loaded
+
+    def learn_offer(self, replica: LiveReplica, offer: BlockOffer | None) -> None:
+        """By its own account; another generation is another engine, which holds nothing yet."""
+        if replica.offer is not None and (offer is None or offer.generation != replica.offer.generation):
+            replica.prefixes = set()
+        replica.offer = offer
 
     def learn_load(self, replica: LiveReplica, num_waiting: int, kv_usage_fraction: float) -> None:
         """By its own account."""

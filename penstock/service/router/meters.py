@@ -22,6 +22,10 @@ class RouterMeters:
         self.failovers = Counter("penstock_router_failovers", "Answers that went on at another replica")
         self.hedges = Counter("penstock_router_hedges", "Requests sent to a second replica because the first was late")
         self.fallbacks = Counter("penstock_router_fallbacks", "Requests that went to the next model of their chain")
+        self.handovers = Counter("penstock_router_handovers", "Prompts computed for another replica, by how that ended")
+        self.handover_choices = Counter(
+            "penstock_router_handover_choices", "Where prompts were computed, among replicas with roles, and why"
+        )
         self.failures = Counter("penstock_router_replica_failures", "Requests that a replica failed, by replica")
         self.refused = Counter("penstock_router_refused", "Requests we answered with an error of our own, by code")
         self.guardrails = Counter("penstock_router_guardrails", "What guardrails said, by stage and outcome")

@@ -14,6 +14,7 @@ import msgspec
 
 from penstock.service import marks
 from penstock.service.edge.stamp import TRUST_HEADER, RelayStamp
+from penstock.service.kv_events import OFFER_HEADER, read_offer
 from penstock.service.router.fleet import LiveFleet, LiveReplica, ReplicaState
 from penstock.service.router.proxy.endpoint import ConnectionPool, Fetched, fetch
 
@@ -134,6 +135,7 @@ class Probe:
             found = await self._get("/metrics")
             if found.status == 200:
                 self._take_in(found.body)
+                self._fleet.learn_offer(self._replica, read_offer(found.headers.get(OFFER_HEADER, b"")))
 
     def _take_in(self, body: bytes) -> None:
         num_waiting, usage = 0, 0.0

@@ -77,6 +77,8 @@ def replicas(app: RouterFacts) -> Answer:
             "num_served": one.num_served,
             "num_failed": one.num_failed,
             "first_byte_s": one.first_byte_s,
+            "role": None if one.offer is None else one.offer.role,
+            "num_prefilled": int(app.meters.handovers.value((("replica", one.name), ("outcome", "computed")))),
         }
         for one in app.fleet
     ]
@@ -85,6 +87,7 @@ def replicas(app: RouterFacts) -> Answer:
         "policy": app.config.policy,
         "replicas": found,
         "choices": app.fleet.reasons.most_common(24),
+        "handovers": [[dict(labels), value] for _, labels, value in app.meters.handover_choices.samples() if labels],
     }
     return 200, JSON, msgspec.json.encode(body)
 

@@ -44,6 +44,8 @@ from penstock.service.server.openai.protocol import (
     TokenizeBody,
 )
 from penstock.service.server.openai.tokens import detokenize, tokenize
+from penstock.service.server.pool import sessions
+from penstock.service.server.pool.sessions import SessionBody
 from penstock.service.server.responses import conversations
 from penstock.service.server.responses import routes as responses
 from penstock.service.server.responses.protocol import ConversationBody, ConversationItemsBody, InputBody, ResponseBody
@@ -114,6 +116,10 @@ ROUTES = (
     Route("GET", "/v1/models/{name:path}", show_model, "One model", None, ("/models/{name:path}",)),
     Route("POST", "/v1/load_lora_adapter", adapters.load_adapter, "Serve an adapter, for admins", LoadBody),
     Route("POST", "/v1/unload_lora_adapter", adapters.unload_adapter, "Serve it no more, for admins", UnloadBody),
+    Route("GET", "/cache/sessions", sessions.list_sessions, "Sessions in the KV cache and where they lie, for admins"),
+    Route(
+        "POST", "/cache/sessions", sessions.order_session, "Pin, drop, export or import one, for admins", SessionBody
+    ),
     Route("GET", "/lora-adapters", adapters.list_adapters, "Adapters, for admins"),
     Route("POST", "/lora-adapters", adapters.scale_adapters, "Refused: requests name their adapters"),
     Route("GET", "/livez", health.live, "Does the server live?"),

@@ -5,13 +5,19 @@ The engine is followed once there is a listener, and not before. A listener that
 
 import asyncio
 import contextlib
+from dataclasses import replace
 from typing import Any
 
 from starlette.requests import Request
 
+from penstock.metrics.exposition import Counter
 from penstock.runtime.core.prefix import TOKEN_BYTES, Namespace, block_hash, packed
-from penstock.runtime.engine.client import BlocksChanged, EngineClient
+from penstock.runtime.core.request import SamplingParams
+from penstock.runtime.engine.client import FAULTS, BlocksChanged, EngineClient, TransferCounts
+from penstock.runtime.text.tokenizer.tokenizer import Tokenizer
 from penstock.service import kv_events
+from penstock.service.server.http.call import Call, Failure
+from penstock.service.server.http.faults import error_of_finish
 
 MAX_UNSENT_BYTES = 1 << 20
 """Of changes for one listener, before it is sent everything instead."""
@@ -19,6 +25,17 @@ FIRST_S = 2.0
 """For an engine to tell what it has, the first time."""
 LOOK_S = 0.5
 """Between two looks at whether the server goes on."""
+TRANSFERS = (
+    ("num_fetches", "penstock_kv_transfer_fetches", "Fetches of a prompt's blocks from another engine that have ended"),
+    ("fetched_blocks", "penstock_kv_transfer_blocks", "Blocks of other engines laid into this cache"),
+    ("moved_blocks", "penstock_kv_transfer_moved_blocks", "Those of them that were computed for a request of ours"),
+    ("fetched_bytes", "penstock_kv_transfer_bytes", "Bytes of records received"),
+    ("fetch_s", "penstock_kv_transfer_seconds", "Seconds of receiving them, waits left out"),
+    ("declined_blocks", "penstock_kv_transfer_declined_blocks", "Blocks computed because fetching was slower"),
+    ("offered_blocks", "penstock_kv_transfer_offered_blocks", "Blocks handed out to other engines"),
+    ("refused_peers", "penstock_kv_transfer_refused_peers", "Peers that did not know the key or meant another engine"),
+)
+"""Counted by the engine: field, name and meaning."""
 
 
 class BlockIndex:
@@ -139,6 +156,66 @@ async def _left(receive: Any) -> None:
 async def block_events(request: Request) -> BlockStream:
     front = request.app.state.front
     return BlockStream([model.blocks for model in front.models], front, request.query_params.get("follow") == "1")
+
+
+def transfer_metrics(counts: TransferCounts | None) -> list[Counter]:
+    """Blocks between this engine and its peers; nothing where it has none."""
+    if counts is None:
+        return []
+    faults = Counter("penstock_kv_transfer_faults", "Fetches that ended badly, by how; what they lacked was computed")
+    for name, count in zip(FAULTS, counts.faults, strict=True):
+        faults.add(count, (("kind", name),))
+    counters = [faults]
+    for field, name, help in TRANSFERS:
+        counters.append(Counter(name, help))
+        counters[-1].add(getattr(counts, field))
+    return counters
+
+
+def offer_of(client: EngineClient, role: str | None) -> kv_events.BlockOffer | None:
+    """What other replicas may fetch of an engine's blocks; None where it offers none."""
+    facts, counts = client.facts, client.transfers
+    if facts is None or not facts.offer:
+        return None
+    port, generation, block_bytes = facts.offer.split(" ")
+    rates = (0.0, 0.0) if counts is None else (counts.prompt_tokens_s, counts.fetched_bytes_s)
+    return kv_events.BlockOffer(
+        role or "both", int(port), generation, int(block_bytes), facts.block_size, facts.device, *rates
+    )
+
+
+def prefilling(client: EngineClient, tokenizer: Tokenizer, call: Call) -> Call:
+    """The same prompts, to be computed and not answered: the one token drawn is dropped."""
+    sampling = SamplingParams(temperature=0.0, max_tokens=1)
+    parameters = replace(call.parameters, sampling=sampling, pins=(), prediction=(), speculate=0, peer="")
+    return Call(client, tokenizer, call.prompts, parameters)
+
+
+class PrefillAnswer:
+    """Runs a call whose prompts another replica wants the blocks of; says no more than that they are there."""
+
+    is_sent = True
+    """No bill: the replica that answers has the prompt on its own."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        call = self._call
+        call.start()
+        leaving = asyncio.create_task(_left(receive))
+        leaving.add_done_callback(lambda _: call.cancel())
+        try:
+            while not call.is_over:
+                await call.news()
+        except Failure as failure:
+            raise error_of_finish(failure.finish, 1) from None
+        finally:
+            leaving.cancel()
+            call.close()
+        headers = [(b"content-length", b"0"), (kv_events.PREFILL_HEADER, b"1")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": b""})
 
 
 class PromptBlocks:

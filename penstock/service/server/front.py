@@ -18,7 +18,7 @@ from penstock.config import ServerConfig
 from penstock.metrics.exposition import Counter, Gauge, Metric, exposition_of_all
 from penstock.service.edge.bodies import IN_FLIGHT, BodiesInFlight
 from penstock.service.edge.memory import LARGE_BYTES
-from penstock.service.server.blocks import PromptBlocks
+from penstock.service.server.blocks import PrefillAnswer, PromptBlocks, prefilling
 from penstock.service.server.dialect import AnswerEncoder
 from penstock.service.server.generation import WHOLE, Caller, Delivery
 from penstock.service.server.http.answer import HttpAnswer
@@ -363,7 +363,11 @@ class Counted:
             blocks = PromptBlocks(call.prompts[0], call.parameters.salt, prepared.model.facts.block_size)
             await blocks(scope, receive, send)
             return
-        if relayed is not None and relayed.resumed is not None:
+        answer: HttpAnswer | PrefillAnswer = self._answer
+        if relayed is not None and relayed.only_prefills:
+            call = prefilling(prepared.model.client, prepared.model.tokenizer, call)
+            answer = PrefillAnswer(call)
+        elif relayed is not None and relayed.resumed is not None:
             check_resumed(relayed.resumed, len(call.writers), prepared.model.vocab_size, prepared.model.max_context)
         scope["penstock.call"] = call
         front.calls.enter(OpenCall(call, send, prepared.encoder.dialect, prepared.model.admission))
@@ -371,9 +375,9 @@ class Counted:
         ledger = prepared.model.live.ledger
         ledger.enter(call, scope)
         try:
-            await self._answer(scope, receive, send)
+            await answer(scope, receive, send)
         finally:
-            if not self._answer.is_sent and front.bills is not None:
+            if not answer.is_sent and front.bills is not None:
                 front.bills.for_call(self._caller, prepared.model.known_name, call)
             front.calls.leave(call)
             ledger.leave(call, meters.watches(call), time.monotonic())

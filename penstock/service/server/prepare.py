@@ -36,7 +36,7 @@ from penstock.service.server.generation import (
 from penstock.service.server.http.call import Call, CallParameters
 from penstock.service.server.http.faults import ApiError, ErrorKind, Overflow, invalid
 from penstock.service.server.http.large import stand_back
-from penstock.service.server.http.relay import priority_of
+from penstock.service.server.http.relay import peer_of, priority_of
 from penstock.service.server.sampling.beams import call_of
 from penstock.service.server.sampling.params import check_ids, sampling_params
 from penstock.service.server.served import MAX_CHARACTERS_PER_TOKEN, ServedModel
@@ -82,10 +82,12 @@ async def prepare(model: ServedModel, caller: Caller, generation: Generation) ->
         tenant=caller.tenant,
         adapter=model.adapter,
         salt=_salt(caller.tenant, generation.cache),
+        session=generation.cache.key,
         pins=pins,
         is_batch=caller.is_batch or generation.is_flex,
         prediction=await encode(model.tokenizer, generation.prediction, special=False) if generation.prediction else (),
         speculate=generation.speculate,
+        peer=peer_of(),
     )
     if not caller.is_batch and len(prompts) * parameters.sampling.n > FEW_CHOICES:
         model.admission.reserve(prompts, parameters.sampling, caller.tenant)  # before so many are made ready in vain

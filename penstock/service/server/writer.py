@@ -54,6 +54,7 @@ class Writer:
         "drafted",
         "failure",
         "finish_reason",
+        "from_tiers",
         "index",
         "num_cached",
         "predicted",
@@ -70,6 +71,8 @@ class Writer:
         """Drafts that were checked, and of those the ones that came true."""
         self.predicted = (0, 0)
         """Likewise, of those that the client predicted."""
+        self.from_tiers = (0, 0)
+        """Of the cached tokens, those that came back from host memory and from the disk."""
         self.cache_miss = ""
         """Why the prefix cache had no more of the prompt."""
         self.token_ids: list[int] = []
@@ -95,8 +98,9 @@ class Writer:
             return None
         finish = delta.finish
         if delta.prefix is not None:
-            self.num_cached = delta.prefix.num_tokens
-            self.cache_miss = delta.prefix.miss
+            self.num_cached = delta.prefix.num_reused
+            self.from_tiers = (delta.prefix.host, delta.prefix.disk)
+            self.cache_miss = "; ".join(filter(None, (delta.prefix.miss, delta.prefix.tier_miss)))
         for drafts in delta.drafts:
             self.drafted = _added(self.drafted, drafts)
             if drafts.source == PREDICTION:

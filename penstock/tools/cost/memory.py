@@ -45,7 +45,7 @@ def workspace_bytes(spec: ModelSpec, max_batch_tokens: int, max_sequences: int, 
 
 def activation_bytes(spec: ModelSpec, max_batch_tokens: int, layout: Layout = SINGLE) -> int:
     """Of the largest step: its vectors, and the widest things made of them, before and after their gates."""
-    widest = max(getattr(layer.mlp, "width", 0) for layer in spec.layers) or spec.hidden_size
+    widest = max(layer.mlp.inner_values for layer in spec.layers)
     values = 6 * widest / layout.tensor + 12 * spec.hidden_size
     return round(max_batch_tokens * values * _ACTIVATION_BYTES)
 

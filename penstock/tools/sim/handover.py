@@ -10,8 +10,10 @@ from dataclasses import dataclass, replace
 from penstock.errors import ConfigError
 from penstock.runtime.core.batch import Delta, FinishReason
 from penstock.runtime.core.request import Request
+from penstock.service.router.handover import PromptSite, Transfer, judge_handover
 from penstock.tools.cost.hardware import Link
 from penstock.tools.sim.clock import EventQueue
+from penstock.tools.sim.pool import Pool
 from penstock.tools.sim.replica import Ledger
 
 _TOKEN = 0
@@ -26,6 +28,8 @@ class Disaggregation:
     kv_bytes_per_token: float
     local_below: int = 0
     """Prompts of fewer tokens are computed where they are answered."""
+    follows_rule: bool = False
+    """Prompts are handed over only where the router would; else all that are long enough."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.num_prefill <= 10_000:
@@ -37,6 +41,21 @@ class Disaggregation:
 
     def is_local(self, request: Request) -> bool:
         return len(request.prompt) < self.local_below or request.params.max_tokens == 1 or request.params.n > 1
+
+    def pays(self, request: Request, prefill: Pool, decode: Pool) -> bool:
+        """By the router's own rule, told what routers know: who is least busy, and the pace at which prompts were computed."""
+        num_tokens = len(request.prompt)
+        busy_s = sum(member.replica.busy_s for member in prefill.members)
+        num_computed = sum(member.replica.num_computed_tokens for member in prefill.members)
+        token_s = busy_s / num_computed if num_computed else 0.0
+        here, there = decode.least_busy, prefill.least_busy
+        verdict = judge_handover(
+            PromptSite(num_tokens, here.num_waiting_tokens, token_s),
+            PromptSite(num_tokens, there.num_waiting_tokens, token_s),
+            Transfer(self.kv_bytes_per_token / self.link.bandwidth_bytes_per_s, self.link.latency_s),
+            here.num_pending,
+        )
+        return verdict.is_moved
 
 
 class Arrived:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from penstock.runtime.core.prefix import Namespace, block_hash, packed
 from penstock.runtime.core.request import Request
-from penstock.service.router.policy import Policy, RoutedCall
+from penstock.service.router.policy import Policy, ReplicaView, RoutedCall
 from penstock.tools.sim.clock import EventQueue
 from penstock.tools.sim.replica import Replica
 from penstock.tools.sim.scaling import ArrivalTrend, Pressure, Scaler, Scaling, ServedRate
@@ -73,6 +73,12 @@ class Pool:
     @property
     def num_pending(self) -> int:
         return sum(replica.num_pending for replica in self._live) + len(self._queue)
+
+    @property
+    def least_busy(self) -> ReplicaView:
+        """The replica with the fewest requests, as a policy sees it."""
+        views = [replica.last_view or replica.view for replica in self._live]
+        return min(views, key=lambda view: (view.num_pending, view.num_waiting_tokens))
 
     def submit(self, request: Request, now: float, *, is_moved: bool = False) -> None:
         """Hand a request to a replica; `is_moved` says that its KV comes with it."""

@@ -38,7 +38,7 @@ class Scaling:
     attainment: float = 0.95
     """Of them, the share that must"""
     window_s: float = 0.0
-    """In so much time replicas at most double, whatever is asked for; 0 sets no bound"""
+    """In so much time replicas at most double, four more at least, whatever is asked for; 0 sets no bound"""
 
     def __post_init__(self) -> None:
         if not 0 <= self.min_replicas <= self.max_replicas <= 10_000 or not self.max_replicas:
@@ -76,6 +76,8 @@ class Pressure(NamedTuple):
 
 
 DAY_S = 86_400
+LEAST_STEP = 4
+"""Replicas that a window lets come, however few there are."""
 NO_PRESSURE = Pressure()
 
 
@@ -242,14 +244,14 @@ class Scaler:
         return num_now - 1
 
     def _in_window(self, needed: int, num_now: int, now: float) -> int:
-        """A moment's rush orders no fleet: as many again as there were when the window began, at least one."""
+        """A moment's rush orders no fleet: as many again as there were when the window began, or LEAST_STEP."""
         window_s = self._scaling.window_s
         if not window_s or needed == num_now:
             return needed
         if self._window is None or now - self._window[0] >= window_s:
             self._window = now, num_now
         before = self._window[1]
-        return max(min(needed, before + max(before, 1)), num_now)
+        return max(min(needed, before + max(before, LEAST_STEP)), num_now)
 
     @property
     def cold_start_s(self) -> float:

@@ -246,10 +246,16 @@ class SimulationRun:
             self._conversations.begin(request)
         group = group_of(request)
         self._timelines.arrive(request.request_id, now, len(request.prompt), request.params.n, group)
-        if self._split is not None and self._prefill is not None and not self._split.is_local(request):
+        if self._prefill is not None and self._hands_over(request, self._prefill):
             self._prefill.submit(request, now)
         else:
             self._pool.submit(request, now)
+
+    def _hands_over(self, request: Request, prefill: Pool) -> bool:
+        split = self._split
+        if split is None or split.is_local(request):
+            return False
+        return not split.follows_rule or split.pays(request, prefill, self._pool)
 
     def finish(self, slo: Slo | None) -> Result:
         """No more requests arrive: serve those present, and count."""

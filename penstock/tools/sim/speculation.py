@@ -124,5 +124,5 @@ class Speculation:
 def _num_drawn(chunk: Chunk) -> int:
     if not chunk.samples:
         return 0
-    drafts = chunk.token_ids[len(chunk.token_ids) - chunk.num_drafts :]
+    drafts = chunk.drafts
     return 1 + (drafts.index(_WRONG) if _WRONG in drafts else len(drafts))

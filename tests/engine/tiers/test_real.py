@@ -1,5 +1,7 @@
 """Answers with blocks from tiers are the answers without, to the bit; a restart keeps them; damage changes no text."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -80,3 +82,45 @@ def test_runners_read_each_others_records(expected: list[list[int]], tmp_path: P
         assert llm.engine.tiers.counts.loaded_blocks >= 5 * 15
         assert llm.engine.tiers.counts.faults == 0
         assert alike >= 4, "rounding differs between runners, words hardly"
+
+
+def many() -> list[list[int]]:
+    """200 prompts of 40 beginnings, which together do not fit the pool."""
+    stems = [[200 + (11 * number + place * (number + 5)) % 3000 for place in range(5 * 16)] for number in range(40)]
+    return [[*stems[number % 40], 300 + number] for number in range(200)]
+
+
+KILLED = """
+import os, sys
+from penstock import LLM
+from tests.engine.tiers.test_real import BLOCKS, GREEDY, many
+llm = LLM("default", num_blocks=BLOCKS, kv_disk=sys.argv[1], kv_host="2MiB", speculate="off")
+for number, prompt in enumerate(many()):
+    llm.generate([prompt], GREEDY)
+    if number == 120:
+        os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.slow
+def test_two_hundred_prompts_with_every_tier_over_a_kill_and_with_damage(tmp_path: Path) -> None:
+    def all_answers(llm: LLM) -> list[list[int]]:
+        return [list(llm.generate([prompt], GREEDY)[0].choices[0].token_ids) for prompt in many()]
+
+    with LLM("default", num_blocks=BLOCKS, speculate="off") as llm:
+        right = all_answers(llm)
+    assert subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], check=False).returncode == -9
+    settings = {"num_blocks": BLOCKS, "kv_disk": str(tmp_path), "kv_host": "2MiB", "speculate": "off"}
+    with LLM("default", **settings) as llm:
+        assert all_answers(llm) == right
+        counts = llm.engine.tiers.counts
+        assert counts.loaded_blocks > 100
+        assert counts.faults == 0
+    for segment in tmp_path.rglob("*.kv"):
+        data = bytearray(segment.read_bytes())
+        for place in range(0, len(data), 300_000):
+            data[place] ^= 255
+        segment.write_bytes(data)
+    with LLM("default", **settings) as llm:
+        assert all_answers(llm) == right
+        assert llm.engine.tiers.counts.faults

@@ -38,6 +38,11 @@ function Replicas({ fleet: found }: { fleet: FleetView }): JSX.Element {
       <Card title="Why each got its requests" about="The reason of the policy for every request it placed, by how often.">
         {chosen === 0 ? <p class="muted small">Nothing has been routed yet.</p> : <Table label="Routing reasons" columns={[["reason", ""], ["requests", "n"], ["share", "n"]]} rows={choices.map(([why, number]) => [why, count(number), percent(number / chosen)])} />}
       </Card>
+      {found.replicas.some((one) => one.role) && (
+        <Card title="Where prompts were computed" about="Local: by the replica that answers. Prefill: by another, whose blocks it fetched. Fetch: blocks that another had cached.">
+          <Table label="Hand-overs" columns={[["where", ""], ["why", ""], ["prompts", "n"]]} rows={(found.handovers ?? []).map(([{ choice, why }, number]) => [choice, why, count(number)])} />
+        </Card>
+      )}
     </>
   );
 }
@@ -55,6 +60,7 @@ function ReplicaCard({ one, served }: { one: ReplicaRow; served: number }): JSX.
           <Stat label="failed" value={count(one.num_failed ?? 0)} kind={one.num_failed ? "warn" : ""} />
           <Stat label="first byte" value={seconds(one.first_byte_s || null)} note="lately" />
           <Stat label="KV" value={one.is_outside ? "–" : percent(one.kv_usage_fraction ?? 0)} />
+          {one.role && <Stat label="role" value={one.role} note={`${count(one.num_prefilled ?? 0)} prompts for others`} />}
         </Stats>
       </div>
     </Card>

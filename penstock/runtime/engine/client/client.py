@@ -24,11 +24,15 @@ from penstock.runtime.engine.client.pulse import Pulse
 from penstock.runtime.engine.client.requests import GONE, SHUTTING_DOWN, OpenRequests
 from penstock.runtime.engine.machine import Facts, Vector
 from penstock.runtime.engine.observer import EngineView
+from penstock.runtime.engine.peers.counts import TransferCounts
 from penstock.runtime.engine.spawn import Spawned
 from penstock.runtime.engine.stream import DeltaStream
+from penstock.runtime.engine.tiers.sessions import CacheAnswer, CacheOrder
+from penstock.runtime.engine.tiers.tiers import TierCounts
 from penstock.runtime.engine.wire import (
     Beat,
     BlocksChanged,
+    CacheTold,
     Command,
     Embedded,
     EmbedPrompts,
@@ -36,6 +40,7 @@ from penstock.runtime.engine.wire import (
     FollowBlocks,
     LookCommand,
     OrderAdapter,
+    OrderCache,
     Ordered,
     Phase,
     Ready,
@@ -89,8 +94,13 @@ class EngineClient:
         self._requests = OpenRequests(self._send)
         self._embeddings: dict[int, asyncio.Future[tuple[Vector, ...]]] = {}
         self._orders: dict[int, asyncio.Future[AdapterAnswer]] = {}
+        self._cache_orders: dict[int, asyncio.Future[CacheAnswer]] = {}
+        self.tiers: TierCounts | None = None
+        """What the engine last said of blocks beyond its device."""
         self.adapters: AdapterCounts | None = None
         """What the engine last said of its adapters."""
+        self.transfers: TransferCounts | None = None
+        """What the engine last said of its peers; None before that, and where there are none."""
         self._ids = count(1)
         self._pulse = Pulse(hang_s)
         self._ready_s = 0.0
@@ -194,6 +204,19 @@ class EngineClient:
         finally:
             self._orders.pop(order.order_id, None)
 
+    async def order_cache(self, action: str, name: str = "", seconds: float = 0.0) -> CacheAnswer:
+        """List sessions, or pin, drop, export or import one."""
+        if self._child is None or not self.is_ready:
+            raise CapacityError("the engine is not ready; try again in a moment")
+        order = CacheOrder(self.next_id(), action, name, seconds)
+        answer: asyncio.Future[CacheAnswer] = asyncio.get_running_loop().create_future()
+        self._cache_orders[order.order_id] = answer
+        self._child.send(OrderCache(order))
+        try:
+            return await answer
+        finally:
+            self._cache_orders.pop(order.order_id, None)
+
     def reopen(self) -> None:
         """After `stop` and the end of `run`: allow another `run`. Ids, counters and facts stay."""
         self._is_stopping = False
@@ -296,6 +319,11 @@ class EngineClient:
                     waiting = self._orders.get(one.order_id)
                     if waiting is not None and not waiting.done():
                         waiting.set_result(one)
+            case CacheTold(told):
+                for each in told:
+                    asked = self._cache_orders.get(each.order_id)
+                    if asked is not None and not asked.done():
+                        asked.set_result(each)
             case Phase(name, seconds):
                 if self.on_phase is not None:
                     self.on_phase(name, seconds)
@@ -315,6 +343,8 @@ class EngineClient:
         self._pulse.move(now)
         self.load = step.load
         self.adapters = step.adapters or self.adapters
+        self.tiers = step.tiers or self.tiers
+        self.transfers = step.transfers or self.transfers
         self.num_steps += 1
         if self.on_step is not None:
             self.on_step(step)
@@ -385,7 +415,11 @@ class EngineClient:
             words = f" ({self._last_words.message})" if self._last_words is not None else ""
             LOGGER.error(message, _named(status) + words, num_ended, len(self._requests))
         self._report_ends(ends)
-        unanswered: list[asyncio.Future[Any]] = [*self._embeddings.values(), *self._orders.values()]
+        unanswered: list[asyncio.Future[Any]] = [
+            *self._embeddings.values(),
+            *self._orders.values(),
+            *self._cache_orders.values(),
+        ]
         for answer in unanswered:
             if not answer.done():
                 answer.set_exception(CapacityError(GONE))

@@ -36,6 +36,7 @@ class DiskTier:
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
         self.max_bytes = max_bytes
+        self.folder = folder
         self.num_faults = 0
         """Reads and writes that failed, and records that were not what the index said."""
         self._segment_bytes = max(min(SEGMENT_BYTES, max_bytes // SEGMENTS), 1)
@@ -94,6 +95,12 @@ class DiskTier:
             self._fault(error)
             self._abandon()
         self._keys.update(key for key, _ in records if self._is_indexed(key))
+
+    def drop(self, keys: list[bytes]) -> None:
+        """Forget records; their bytes go with their file."""
+        for key in keys:
+            if key in self._keys:
+                self._forget(key)
 
     def close(self) -> None:
         if self._file is not None:

@@ -30,27 +30,45 @@ class Ghosts:
 
 
 class Rates:
-    """Bytes a second that records are read at and tokens a second that prompts are computed at, as measured."""
+    """Bytes a second that records are read and laid down at and tokens a second that prompts are computed at, as measured."""
 
     def __init__(self) -> None:
         self.read_bytes_s: float | None = None
+        """From a disk or a peer."""
+        self.write_bytes_s: float | None = None
+        """From host memory to the device."""
         self.prompt_tokens_s: float | None = None
         self._num_declined = 0
 
     def note_read(self, num_bytes: int, seconds: float) -> None:
         self.read_bytes_s = _moved(self.read_bytes_s, num_bytes / max(seconds, 1e-6))
 
+    def note_write(self, num_bytes: int, seconds: float) -> None:
+        self.write_bytes_s = _moved(self.write_bytes_s, num_bytes / max(seconds, 1e-6))
+
     def note_prompt(self, num_tokens: int, seconds: float) -> None:
         self.prompt_tokens_s = _moved(self.prompt_tokens_s, num_tokens / max(seconds, 1e-6))
+
+    def compute_s(self, num_tokens: int) -> float | None:
+        """None before anything is measured."""
+        return None if self.prompt_tokens_s is None else num_tokens / self.prompt_tokens_s
 
     def is_reading_faster(self, num_tokens: int, num_bytes: int, waiting_bytes: int) -> bool:
         """Whether records behind `waiting_bytes` of others are there before their tokens would be computed.
 
         Before anything is measured, it is tried.
         """
-        if self.read_bytes_s is None or self.prompt_tokens_s is None:
+        return self._is_faster(num_tokens, num_bytes + waiting_bytes, self.read_bytes_s)
+
+    def is_writing_faster(self, num_tokens: int, num_bytes: int) -> bool:
+        """Whether records in host memory are on the device before their tokens would be computed."""
+        return self._is_faster(num_tokens, num_bytes, self.write_bytes_s)
+
+    def _is_faster(self, num_tokens: int, num_bytes: int, bytes_s: float | None) -> bool:
+        compute_s = self.compute_s(num_tokens)
+        if bytes_s is None or compute_s is None:
             return True
-        is_faster = (num_bytes + waiting_bytes) / self.read_bytes_s < num_tokens / self.prompt_tokens_s
+        is_faster = num_bytes / bytes_s < compute_s
         self._num_declined += not is_faster
         return is_faster or self._num_declined % TRIES == 0
 

@@ -24,7 +24,7 @@ class KVRecord(NamedTuple):
 
     hash: bytes
     tokens: bytes
-    kv: bytes
+    kv: bytes | memoryview
 
     @property
     def num_bytes(self) -> int:

@@ -1,32 +1,38 @@
 """Joins the pool to the tiers: blocks about to be taken are copied out, blocks that a prompt begins with are copied in.
 
-    take of a cached block  -> leaving: its bytes are read before the next step is launched, which may write over them
-    a request that arrives  -> what the device lacks and a tier has is read beside the loop and verified; then its blocks are
-                               adopted by the pool and written, before any step that could read them is launched
+    out   `departures`
+    in    a request that arrives: what the device lacks and a tier has is read beside the loop and verified; then its blocks are
+          `arriving` in the pool, are written, and are published once they are there
+    swap  a preempted sequence that is the first to be admitted again gets its blocks back the same way
 
-Both happen on the loop's thread between two steps, in the order of the device's own work, so a block is never read before it
-is filled and never filled while it is read. Disk and checksums belong to a thread of their own.
+Disk, checksums and waiting for copies belong to threads of their own.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
-from dataclasses import replace
 from typing import NamedTuple
 
-from penstock.runtime.core.batch import Batch
+from penstock.errors import PenstockError
+from penstock.runtime.core.batch import Batch, Delta
 from penstock.runtime.core.blocks import BlockPool
-from penstock.runtime.core.prefix import Content, Holding, Namespace, packed
+from penstock.runtime.core.prefix import Holding, Namespace, packed
 from penstock.runtime.core.request import Request
-from penstock.runtime.core.runner import BlockRunner
+from penstock.runtime.core.runner import BlockCopy, BlockRunner, CopyingRunner
 from penstock.runtime.core.scheduler import Scheduler
+from penstock.runtime.core.sequence import Sequence
+from penstock.runtime.engine.tiers.departures import Departures, LeftBlocks
 from penstock.runtime.engine.tiers.disk import DiskTier
 from penstock.runtime.engine.tiers.host import HostTier
-from penstock.runtime.engine.tiers.policy import Ghosts, Rates
+from penstock.runtime.engine.tiers.policy import Rates
 from penstock.runtime.engine.tiers.record import KVRecord, key_of
+from penstock.runtime.engine.tiers.sessions import CacheAnswer, CacheOrder, KeptSession, SessionBook
 
 LEAST_BLOCKS = 2
 """Fewer are computed at once."""
+CANARY_EVERY = 64
+"""One load in so many is read back from the device and compared before anybody may find it."""
+KEPT_AT_ONCE = 64
 
 
 class TierCounts(NamedTuple):
@@ -40,6 +46,22 @@ class TierCounts(NamedTuple):
     faults: int = 0
     host_bytes: int = 0
     disk_bytes: int = 0
+    swapped_blocks: int = 0
+    """Of the loaded ones, those of preempted sequences."""
+    canaries: int = 0
+    """Loads that were read back and compared."""
+    host_blocks: int = 0
+    """Loaded from host memory; the others came from the disk."""
+    attached: int = 0
+    """Requests that waited for the load of another."""
+
+
+class TierHit(NamedTuple):
+    """What tiers gave a prompt, in tokens, and why they gave no more."""
+
+    host: int = 0
+    disk: int = 0
+    miss: str = ""
 
 
 class FetchedBlocks(NamedTuple):
@@ -51,10 +73,42 @@ class FetchedBlocks(NamedTuple):
     records: tuple[KVRecord, ...]
     num_bytes: int = 0
     """Asked of the disk."""
+    num_host: int = 0
+    """Of the records, those that host memory had."""
+
+
+class ArrivedBlocks(NamedTuple):
+    """A copy to the device is over."""
+
+    number: int
+    is_whole: bool
+    seconds: float
+
+
+class InboundBlocks(NamedTuple):
+    """Records on their way to blocks of the device."""
+
+    request: Request
+    holding: Holding
+    blocks: tuple[int, ...]
+    records: tuple[KVRecord, ...]
+    num_host: int
+
+
+class OrderDone(NamedTuple):
+    """An order that took a disk is over."""
+
+    answer: CacheAnswer
+    session: KeptSession | None = None
+    """One that was read from a file."""
+
+
+TierNews = FetchedBlocks | ArrivedBlocks | LeftBlocks | OrderDone
+Put = Callable[[TierNews], object]
 
 
 class KVTiers:
-    """Owned by the engine's thread; `reader` reads and writes the disk."""
+    """Owned by the engine's thread; `reader` reads and writes the disk, `waiter` waits for copies."""
 
     def __init__(
         self,
@@ -66,28 +120,50 @@ class KVTiers:
         host: HostTier,
         disk: DiskTier | None,
         keeps_all: bool = False,
+        waiter: Executor | None = None,
+        canary_every: int = CANARY_EVERY,
     ) -> None:
         """With `keeps_all`, blocks are kept that no prompt has asked for twice."""
         self._scheduler = scheduler
         self._pool: BlockPool = scheduler.pool
         self._runner = runner
+        self._copier = runner if isinstance(runner, CopyingRunner) else None
         self._format = format
         self._reader = reader
+        self._waiter = waiter or reader
         self._host = host
         self._disk = disk
-        self._keeps_all = keeps_all
-        self._ghosts = Ghosts()
+        self._canary_every = canary_every
         self.rates = Rates()
-        self._leaving: list[tuple[int, bytes, bytes]] = []
-        """Blocks that were taken, with the hashes and tokens of what they held until now."""
         self._fetching: dict[int, Request] = {}
+        """Requests that wait for blocks."""
+        self._leaders: dict[bytes, int] = {}
+        """By key, the request whose load it is part of."""
+        self._followers: dict[int, list[Request]] = {}
+        self._arrivals: dict[int, InboundBlocks] = {}
+        self._num_arrivals = 0
+        self._preempted: dict[tuple[int, int], None] = {}
+        self._hits: dict[int, TierHit] = {}
         self._waiting_bytes = 0
         self._counts = TierCounts()
-        self._pool.on_evict = self._leave
+        self.departures = Departures(
+            self._pool,
+            runner,
+            self._waiter,
+            has=lambda hash: self._has(key_of(format, hash)),
+            keep=self._keep,
+            drop=self._drop,
+            keeps_all=keeps_all,
+        )
+        scheduler.roster.on_preempt = self._swap_out
+        self.sessions = SessionBook(
+            self._pool, format, None if disk is None else disk.folder, want=self.departures.want
+        )
+        self._answers: list[CacheAnswer] = []
 
     @property
     def is_fetching(self) -> bool:
-        return bool(self._fetching)
+        return bool(self._fetching or self._arrivals or self.departures.num_under_way)
 
     @property
     def counts(self) -> TierCounts:
@@ -98,31 +174,47 @@ class KVTiers:
             faults=self._counts.faults + (0 if disk is None else disk.num_faults),
         )
 
+    def open(self, put: Put) -> None:
+        """`put` brings news of copies to the engine's thread."""
+        self.departures.put = put
+
+    def take(self, news: TierNews) -> tuple[Request, ...]:
+        """Something was read or copied; returns the requests that wait for nothing here any more."""
+        if isinstance(news, LeftBlocks):
+            self._count(faults=not self.departures.take(news))
+            return ()
+        if isinstance(news, FetchedBlocks):
+            return self._take_fetched(news)
+        if isinstance(news, OrderDone):
+            if news.session is not None:
+                self.sessions.keep(news.session)
+            self._answers.append(news.answer)
+            return ()
+        return self._release(self._land(news))
+
     # Out
 
-    def _leave(self, block: int, content: Content) -> None:
-        """A cached block is being taken; until the next launch its content is still there."""
-        is_worth = self._keeps_all or content.hash in self._ghosts
-        self._ghosts.note(content.hash)
-        if is_worth and not self._has(key_of(self._format, content.hash)):
-            self._leaving.append((block, content.hash, content.tokens))
+    def copy_out(self, step: int = 0, *, are_sound: bool = True) -> None:
+        """To be called between a plan and its launch."""
+        self.departures.copy_out(step, are_sound=are_sound)
 
-    def copy_out(self, *, are_sound: bool = True) -> None:
-        """Read the blocks that are leaving. To be called between a plan and its launch.
+    def copy_out_now(self) -> None:
+        """Blocks were taken outside of a plan."""
+        self.copy_out(self.departures.step)
 
-        While a step is under way that could not be started, what its sequences were to write may be missing: nothing is kept.
-        """
-        leaving, self._leaving = self._leaving, []
-        if leaving and are_sound:
-            self._keep(leaving)
-
-    def _keep(self, blocks: list[tuple[int, bytes, bytes]]) -> None:
-        contents = self._runner.read_blocks([block for block, _, _ in blocks])
+    def _keep(self, records: list[KVRecord]) -> None:
         left: list[tuple[bytes, KVRecord]] = []
-        for (_, hash, tokens), kv in zip(blocks, contents, strict=True):
-            left += self._host.put(key_of(self._format, hash), KVRecord(hash, tokens, kv))
-        self._counts = self._counts._replace(stored_blocks=self._counts.stored_blocks + len(blocks))
+        for record in records:
+            left += self._host.put(key_of(self._format, record.hash), record)
+        self._count(stored_blocks=len(records))
         self._to_disk(left)
+
+    def _drop(self, hashes: Iterable[bytes]) -> None:
+        keys = [key_of(self._format, hash) for hash in hashes]
+        for key in keys:
+            self._host.drop(key)
+        if self._disk is not None and keys:
+            self._reader.submit(self._disk.drop, keys)
 
     def _to_disk(self, records: list[tuple[bytes, KVRecord]]) -> None:
         if self._disk is not None and records:
@@ -134,41 +226,74 @@ class KVTiers:
             self.copy_out()
             _, contents, _ = self._pool.books
             cached = [
-                (block, content.hash, content.tokens)
+                (block, content)
                 for block, content in enumerate(contents)
                 if content is not None and not self._has(key_of(self._format, content.hash))
             ]
-            for begin in range(0, len(cached), 64):
-                self._keep(cached[begin : begin + 64])
+            for begin in range(0, len(cached), KEPT_AT_ONCE):
+                part = cached[begin : begin + KEPT_AT_ONCE]
+                read = self._runner.read_blocks([block for block, _ in part])
+                self._keep([KVRecord(held.hash, held.tokens, kv) for (_, held), kv in zip(part, read, strict=True)])
             self._to_disk(self._host.drain())
             self._reader.submit(self._disk.close).result()
         self._reader.shutdown()
+        self._waiter.shutdown()
 
     # In
 
-    def fetch(self, request: Request, put: Callable[[FetchedBlocks], None]) -> bool:
-        """Begin to read what tiers have of a prompt and the device has not; False if nothing is worth waiting for."""
+    def fetch(self, request: Request, put: Put) -> bool:
+        """Begin to bring what tiers have of a prompt and the device has not; False if nothing is worth waiting for."""
+        self.sessions.begin(request)
         holding = _holding(request, request.prompt)
-        first, hashes = len(self._pool.match(holding).blocks), holding.hashes
+        found = self._pool.match(holding).blocks
+        first, hashes = len(found), holding.hashes
+        self.departures.look(found, hashes)
         for hash in hashes:
-            self._ghosts.note(hash)
+            self.departures.ghosts.note(hash)
         keys = [key_of(self._format, hash) for hash in hashes[first:]]
+        leader = self._leaders.get(keys[0]) if keys else None
+        if leader is not None:
+            self._followers.setdefault(leader, []).append(request)
+            self._fetching[request.request_id] = request
+            self._count(attached=1)
+            return True
         count = next((place for place, key in enumerate(keys) if not self._has(key)), len(keys))
-        if count < LEAST_BLOCKS:
-            return False
-        num_bytes = count * self._runner.block_bytes
-        if not self.rates.is_reading_faster(count * self._pool.block_size, num_bytes, self._waiting_bytes):
-            self._counts = self._counts._replace(declined_blocks=self._counts.declined_blocks + count)
-            return False
         held = [self._host.get(key) for key in keys[:count]]
-        wanted = [(key, hash, record) for key, hash, record in zip(keys, hashes[first:], held)]
-        if all(held):
-            put(FetchedBlocks(request, first, tuple(record for record in held if record is not None)))
-        else:
-            self._waiting_bytes += num_bytes
-            self._reader.submit(self._read, request, first, wanted, num_bytes, put)
+        num_host = next((place for place, record in enumerate(held) if record is None), count)
+        count = self._worthwhile(request, count, num_host, len(keys))
+        if not count:
+            return False
         self._fetching[request.request_id] = request
+        self._leaders.update(dict.fromkeys(keys[:count], request.request_id))
+        if num_host >= count:
+            records = tuple([record for record in held[:count] if record is not None])
+            return not self._take_fetched(FetchedBlocks(request, first, records, num_host=count))
+        num_bytes = (count - num_host) * self._runner.block_bytes
+        self._waiting_bytes += num_bytes
+        wanted = list(zip(keys, hashes[first:], held))[:count]
+        self._reader.submit(self._read, request, first, wanted, num_bytes, put)
         return True
+
+    def _worthwhile(self, request: Request, count: int, num_host: int, num_missing: int) -> int:
+        """Of the `count` blocks that tiers have after those on the device, how many are there sooner than they would be
+        computed. What host memory has need not wait for the disk."""
+        size, block_bytes = self._pool.block_size, self._runner.block_bytes
+        miss = "" if count == num_missing else "no tier has the next block"
+        if count < LEAST_BLOCKS:
+            self._hits[request.request_id] = TierHit(miss=miss)
+            return 0
+        num_bytes = (count - num_host) * block_bytes
+        is_read = num_host == count or self.rates.is_reading_faster(
+            (count - num_host) * size, num_bytes, self._waiting_bytes
+        )
+        if not is_read:
+            self._count(declined_blocks=count - num_host)
+            count, miss = num_host, "computing was faster than reading the disk"
+        if count and not self.rates.is_writing_faster(count * size, count * block_bytes):
+            self._count(declined_blocks=count)
+            count, miss = 0, "computing was faster than copying to the device"
+        self._hits[request.request_id] = TierHit(miss=miss)
+        return count if count >= LEAST_BLOCKS else 0
 
     def _read(
         self,
@@ -176,55 +301,262 @@ class KVTiers:
         first: int,
         wanted: list[tuple[bytes, bytes, KVRecord | None]],
         num_bytes: int,
-        put: Callable[[FetchedBlocks], None],
+        put: Put,
     ) -> None:
         """On the reader's thread: as many as are sound, from the first on."""
         begun = time.monotonic()
         records: list[KVRecord] = []
-        for key, hash, held in wanted:
-            record = held or (None if self._disk is None else self._disk.get(key, hash))
+        num_host = num_read = 0
+        try:
+            for key, hash, held in wanted:
+                record = held or (None if self._disk is None else self._disk.get(key, hash))
+                if record is None:
+                    break
+                records.append(record)
+                num_host += held is not None
+                num_read += 0 if held is not None else record.num_bytes
+            if num_read:
+                self.rates.note_read(num_read, time.monotonic() - begun)
+        finally:
+            put(FetchedBlocks(request, first, tuple(records), num_bytes, num_host))
+
+    def _take_fetched(self, fetched: FetchedBlocks) -> tuple[Request, ...]:
+        """Have what was read written to the device, unless nobody waits for it any more."""
+        self._waiting_bytes -= fetched.num_bytes
+        request_id = fetched.request.request_id
+        is_wanted = request_id in self._fetching or request_id in self._followers
+        sound = self._sound(fetched) if is_wanted else ()
+        if sound and self._arrive(fetched, sound):
+            return ()
+        return self._release(request_id)
+
+    def _sound(self, fetched: FetchedBlocks) -> tuple[KVRecord, ...]:
+        size, prompt, sound = self._pool.block_size, fetched.request.prompt, []
+        for place, record in enumerate(fetched.records, fetched.first):
+            is_whole = len(record.kv) == self._runner.block_bytes
+            if not is_whole or record.tokens != packed(prompt[place * size : (place + 1) * size]):
+                self._count(faults=1)
+                self._drop([record.hash])
+                break
+            sound.append(record)
+        return tuple(sound)
+
+    def _arrive(self, fetched: FetchedBlocks, records: tuple[KVRecord, ...]) -> bool:
+        """Write records to blocks of the device; False if that is over already. Blocks that have come meanwhile are left."""
+        request, first = fetched.request, fetched.first
+        prompt = request.prompt[: (first + len(records)) * self._pool.block_size]
+        holding = _holding(request, (*prompt, 0))
+        blocks = self._pool.arrive(holding, spare=self._scheduler.num_running)
+        wanted = records[len(records) - len(blocks) :] if blocks else ()
+        if not blocks or len(blocks) > len(records):
+            if holding.blocks:  # what they continue has left the device
+                self._pool.land(holding, is_whole=False)
+            return False
+        self.copy_out_now()
+        number = self._num_arrivals = self._num_arrivals + 1
+        num_host = fetched.num_host if len(blocks) == len(records) else min(fetched.num_host, len(blocks))
+        self._arrivals[number] = InboundBlocks(request, holding, blocks, wanted, num_host)
+        contents = [record.kv for record in wanted]
+        begun = time.monotonic()
+        if self._copier is None:
+            self._runner.write_blocks(blocks, contents)
+            self._land(ArrivedBlocks(number, True, time.monotonic() - begun))
+            return False
+        copy = self._copier.begin_write(blocks, contents)
+        self._waiter.submit(self._wait, number, copy, begun)
+        return True
+
+    def _wait(self, number: int, copy: BlockCopy, begun: float) -> None:
+        is_whole = False
+        try:
+            copy.wait()
+            is_whole = True
+        finally:
+            self.departures.put(ArrivedBlocks(number, is_whole, time.monotonic() - begun))
+
+    def _land(self, arrived: ArrivedBlocks) -> int:
+        """Publish what has arrived, if it did; returns whose request it was for."""
+        request, holding, blocks, records, num_host = self._arrivals.pop(arrived.number)
+        is_whole = arrived.is_whole and self._is_same(arrived.number, blocks, records)
+        self._pool.land(holding, is_whole=is_whole)
+        if not is_whole:
+            self._count(faults=1)
+            return request.request_id
+        self.rates.note_write(sum(record.num_bytes for record in records), arrived.seconds)
+        self._count(loaded_blocks=len(blocks), host_blocks=num_host)
+        hit, size = self._hits.get(request.request_id, TierHit()), self._pool.block_size
+        self._hits[request.request_id] = hit._replace(host=num_host * size, disk=(len(blocks) - num_host) * size)
+        self._to_disk([left for record in records[num_host:] for left in self._host_put(record)])
+        return request.request_id
+
+    def _is_same(self, number: int, blocks: tuple[int, ...], records: tuple[KVRecord, ...]) -> bool:
+        """The canary: what lies on the device is what was to be written."""
+        if number % self._canary_every:
+            return True
+        self._count(canaries=1)
+        return all(mine == record.kv for mine, record in zip(self._runner.read_blocks(blocks), records, strict=True))
+
+    def _host_put(self, record: KVRecord) -> list[tuple[bytes, KVRecord]]:
+        return self._host.put(key_of(self._format, record.hash), record)
+
+    def _release(self, request_id: int) -> tuple[Request, ...]:
+        """A load is over: its request is to be scheduled, and so are those that waited for it, unless they wait for more."""
+        self._leaders = {key: leader for key, leader in self._leaders.items() if leader != request_id}
+        request = self._fetching.pop(request_id, None)
+        ready = [] if request is None else [request]
+        for follower in self._followers.pop(request_id, ()):
+            self._fetching.pop(follower.request_id, None)
+            if not self.fetch(follower, self.departures.put):
+                ready.append(follower)
+        return tuple(ready)
+
+    def cancel(self, request_id: int) -> Request | None:
+        """The load goes on for those that wait for it too."""
+        for followers in self._followers.values():
+            followers[:] = [one for one in followers if one.request_id != request_id]
+        self._hits.pop(request_id, None)
+        return self._fetching.pop(request_id, None)
+
+    # Preempted sequences
+
+    def _swap_out(self, sequence: Sequence) -> None:
+        """A sequence is preempted: what it has computed is worth a copy where that comes back sooner than it would be
+        computed again."""
+        hashes = sequence.holding.hashes[: sequence.holding.num_published]
+        num_tokens = len(hashes) * self._pool.block_size
+        if hashes and self.rates.is_writing_faster(num_tokens, len(hashes) * self._runner.block_bytes):
+            self.departures.want(hashes)
+            self._preempted[sequence.request_id, sequence.choice] = None
+
+    def swap_in(self) -> None:
+        """Before a plan: bring back what host memory has of a preempted sequence that is the next to be admitted."""
+        sequence = self._next_preempted()
+        if sequence is None:
+            return
+        pool, size = self._pool, self._pool.block_size
+        first = len(pool.match(sequence.holding).blocks)
+        records = []
+        for hash in sequence.holding.hashes[first:]:
+            record = self._host.get(key_of(self._format, hash))
             if record is None:
                 break
             records.append(record)
-        if records:
-            self.rates.note_read(sum(record.num_bytes for record in records), time.monotonic() - begun)
-        put(FetchedBlocks(request, first, tuple(records), num_bytes))
+        if not records or not self.rates.is_writing_faster(
+            len(records) * size, len(records) * self._runner.block_bytes
+        ):
+            return
+        tokens = (*sequence.tokens[: (first + len(records)) * size], 0)
+        holding = _holding(sequence.request, tokens)
+        blocks = pool.arrive(holding, spare=self._scheduler.num_running)
+        if len(blocks) == len(records):
+            self.copy_out(self.departures.step)
+            self._runner.write_blocks(blocks, [record.kv for record in records])
+            pool.land(holding, is_whole=True)
+            self._count(loaded_blocks=len(blocks), host_blocks=len(blocks), swapped_blocks=len(blocks))
+        elif holding.blocks:
+            pool.land(holding, is_whole=False)
 
-    def take(self, fetched: FetchedBlocks) -> bool:
-        """Write what was read into the cache; False if nobody waits for it any more."""
-        self._waiting_bytes -= fetched.num_bytes
-        request = self._fetching.pop(fetched.request.request_id, None)
-        if request is None:
-            return False
+    def _next_preempted(self) -> Sequence | None:
+        roster, pool = self._scheduler.roster, self._pool
+        if not self._preempted or roster.waiting_since is None or not roster.has_row:
+            return None
+        sequence = roster.order.peek()
+        if sequence is None or (sequence.request_id, sequence.choice) not in self._preempted:
+            return None
+        if pool.num_available < pool.blocks_for(len(sequence.tokens)) + self._scheduler.num_running:
+            return None
+        del self._preempted[sequence.request_id, sequence.choice]
+        return sequence
+
+    # What operators do
+
+    def order(self, order: CacheOrder) -> None:
+        """Do what an operator wants; `answers` tells what came of it, some time later where a file is read or written."""
+        answer = CacheAnswer(order.order_id)
+        try:
+            now, sessions = self._scheduler.roster.now, self.sessions
+            if order.action == "export":
+                self._export(order)
+                return
+            if order.action == "import":
+                self._reader.submit(self._import, order, now)
+                return
+            if order.action == "pin":
+                sessions.pin(order.name, now + order.seconds)
+            elif order.action == "drop":
+                self._drop(sessions.drop(order.name))
+            answer = answer._replace(sessions=sessions.facts(self._places, now))
+        except PenstockError as error:
+            answer = answer._replace(error=str(error))
+        self._answers.append(answer)
+
+    def answers(self) -> tuple[CacheAnswer, ...]:
+        """Since the last call."""
+        told, self._answers = tuple(self._answers), []
+        return told
+
+    def _places(self, hash: bytes) -> tuple[bool, bool]:
+        key = key_of(self._format, hash)
+        return key in self._host, self._disk is not None and key in self._disk
+
+    def _export(self, order: CacheOrder) -> None:
+        session = self.sessions.find(order.name)
+        self.sessions.path(session.name)
+        match = self._pool.match(session.holding)
+        contents = self._runner.read_blocks(match.blocks) if match.blocks else []
         size = self._pool.block_size
-        sound = []
-        for place, record in enumerate(fetched.records, fetched.first):
-            is_whole = len(record.kv) == self._runner.block_bytes
-            if not is_whole or record.tokens != packed(request.prompt[place * size : (place + 1) * size]):
-                self._counts = self._counts._replace(faults=self._counts.faults + 1)
-                break
-            sound.append(record)
-        if sound:
-            self._write(request, fetched.first, sound)
-        return True
+        mine = [
+            KVRecord(hash, packed(session.tokens[place * size : (place + 1) * size]), kv)
+            for place, (hash, kv) in enumerate(zip(session.hashes, contents))
+        ]
+        rest = [(key_of(self._format, hash), hash) for hash in session.hashes[len(mine) :]]
+        held = [self._host.get(key) for key, _ in rest]
+        self._reader.submit(self._write_file, order.order_id, session, [*mine, *held], rest, len(mine))
 
-    def _write(self, request: Request, first: int, records: list[KVRecord]) -> None:
-        """Blocks that have come to the device meanwhile are left as they are."""
-        prompt = request.prompt[: (first + len(records)) * self._pool.block_size]
-        whole = (*prompt, 0)  # a match leaves a token to compute
-        before = len(self._pool.match(_holding(request, whole)).blocks)
-        if before < first or not self._scheduler.adopt(replace(request, prompt=prompt)):
-            return  # what they continue has left the device, or there is no room: it is computed
-        self.copy_out()
-        targets = self._pool.match(_holding(request, whole)).blocks[before:]
-        wanted = records[before - first :]
-        self._runner.write_blocks(targets, [record.kv for record in wanted])
-        self._counts = self._counts._replace(loaded_blocks=self._counts.loaded_blocks + len(targets))
-        for record in wanted:
-            self._to_disk(self._host.put(key_of(self._format, record.hash), record))
+    def _write_file(
+        self,
+        order_id: int,
+        session: KeptSession,
+        held: list[KVRecord | None],
+        rest: list[tuple[bytes, bytes]],
+        num_mine: int,
+    ) -> None:
+        """On the reader's thread."""
+        answer = CacheAnswer(order_id)
+        try:
+            found = (
+                record or (None if self._disk is None else self._disk.get(*rest[place - num_mine]))
+                for place, record in enumerate(held)
+            )
+            answer = answer._replace(file=self.sessions.write(session, found))
+        except (OSError, PenstockError) as error:
+            answer = answer._replace(error=f"the session could not be written: {error}")
+        self.departures.put(OrderDone(answer))
 
-    def cancel(self, request_id: int) -> Request | None:
-        return self._fetching.pop(request_id, None)
+    def _import(self, order: CacheOrder, now: float) -> None:
+        """On the reader's thread: what is sound goes to the disk."""
+        try:
+            session, records = self.sessions.read(order.name, now)
+            if self._disk is not None:
+                self._disk.put([(key_of(self._format, record.hash), record) for record in records])
+            self.departures.put(OrderDone(CacheAnswer(order.order_id), session))
+        except PenstockError as error:
+            self.departures.put(OrderDone(CacheAnswer(order.order_id, str(error))))
+
+    # What is told
+
+    def tell(self, deltas: tuple[Delta, ...]) -> tuple[Delta, ...]:
+        """The same, with what tiers gave beside what the prefix cache gave."""
+        self.sessions.follow(deltas, self._scheduler.roster.now)
+        if not self._hits or not any(delta.prefix is not None for delta in deltas):
+            return deltas
+        return tuple([self._told(delta) if delta.prefix is not None else delta for delta in deltas])
+
+    def _told(self, delta: Delta) -> Delta:
+        hit = self._hits.get(delta.request_id) if delta.choice else self._hits.pop(delta.request_id, None)
+        if hit is None or delta.prefix is None:
+            return delta
+        return delta._replace(prefix=delta.prefix._replace(host=hit.host, disk=hit.disk, tier_miss=hit.miss))
 
     def note_step(self, batch: Batch, seconds: float) -> None:
         """How long a step took: steps of prompts tell what computing costs."""
@@ -234,6 +566,10 @@ class KVTiers:
 
     def _has(self, key: bytes) -> bool:
         return key in self._host or (self._disk is not None and key in self._disk)
+
+    def _count(self, **more: int) -> None:
+        counts = self._counts
+        self._counts = counts._replace(**{name: getattr(counts, name) + count for name, count in more.items()})
 
 
 def _holding(request: Request, tokens: tuple[int, ...]) -> Holding:

@@ -4,7 +4,7 @@ Tokens drawn stay in their rows on the device, where the next step reads them; t
 Until their kernels are compiled, steps take the operations' definitions (see `warm_up`).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from penstock.runtime.core.batch import Batch
 from penstock.runtime.core.runner import Masks, RunnerShape, Ticket
+from penstock.runtime.execution.cuda.copies import BlockCopies, CudaCopy
 from penstock.runtime.execution.cuda.forward import GraphForward, Pinned, record_steps
 from penstock.runtime.execution.cuda.graphs import GraphParts, GraphRecorder, SampleGraphs, padded_size
 from penstock.runtime.execution.cuda.mixed_graphs import padded_chunks
@@ -91,6 +92,8 @@ class CudaRunner(StepRunner):
         forward = GraphForward(eager, rows, plain, adapted, SampleGraphs(parts), parts.idle_row)
         sender = PinnedSender(max(padded_size(max_sequences), padded_chunks(max_sequences)))
         super().__init__(rows, cache, forward, sampler, spec.vocab_size, sender)
+        self.copies = BlockCopies(cache, device)
+        """Blocks to host memory and back, beside the steps."""
         self._warm_up = KernelWarmUp(model, (plain, adapted), rows, max_sequences)
         self._max_sequences = max_sequences
         self._rehearsals: Iterator[Callable[[], None]] = iter(())
@@ -112,6 +115,16 @@ class CudaRunner(StepRunner):
         if record is not None:
             record()
         return record is not None
+
+    def pin(self, num_bytes: int) -> None:
+        """Have host memory ready for so much of blocks."""
+        self.copies.pin(num_bytes)
+
+    def begin_read(self, blocks: Sequence[int], *, is_fenced: bool) -> CudaCopy:
+        return self.copies.begin_read(blocks, is_fenced=is_fenced)
+
+    def begin_write(self, blocks: Sequence[int], contents: Sequence[bytes | memoryview]) -> CudaCopy:
+        return self.copies.begin_write(blocks, contents)
 
     def compile_all(self) -> "tuple[Compilers, ...]":
         """Have the kernels of all steps compiled by other processes."""

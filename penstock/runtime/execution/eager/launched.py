@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from penstock.runtime.core.batch import Batch, Chunk, Logprob, StepOutput
+from penstock.runtime.core.batch import Batch, Chunk, Logprob, StepOutput, num_agreeing
 from penstock.runtime.execution.eager.forward import Drawn, Forwarded
 from penstock.runtime.execution.eager.sampler import FAILURES, NOT_FINITE, DrawPlan, LogprobTensors
 
@@ -159,11 +159,7 @@ def accepted(
     Where nothing can be drawn behind an accepted draft, the draft is the last: a text that ends with it needs no more (behind
     its end a grammar allows nothing), and one that goes on fails in the next step, as it would without drafts.
     """
-    drafts = chunk.token_ids[len(chunk.token_ids) - chunk.num_drafts :]
-    num_accepted = 0
-    while num_accepted < len(drafts) and drawn[num_accepted] == drafts[num_accepted]:
-        num_accepted += 1
-    kept = drawn[: num_accepted + 1]
+    kept = drawn[: num_agreeing(chunk.drafts, drawn) + 1]
     if kept and kept[-1] < 0:
         failure = FAILURES[kept.pop()]
         if not kept:

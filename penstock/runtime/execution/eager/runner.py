@@ -63,7 +63,7 @@ class StepRunner:
     def read_blocks(self, blocks: Sequence[int]) -> list[bytes]:
         return self._cache.read(blocks)
 
-    def write_blocks(self, blocks: Sequence[int], contents: Sequence[bytes]) -> None:
+    def write_blocks(self, blocks: Sequence[int], contents: Sequence[bytes | memoryview]) -> None:
         self._cache.write(blocks, contents)
 
     def warm_up(self, max_batch_tokens: int) -> None:

@@ -64,12 +64,11 @@ class NativeCache(KVCache):
                 self.pages.append(ScaledCache(keys, values, scales[:, number], scales[:, number + 1]))
         self.layers = [self.pages[place[1]] for place in layout.places if place is not None]
 
-    def read(self, blocks: Sequence[int]) -> list[bytes]:
+    def gather(self, blocks: Sequence[int]) -> Tensor:
         parts = [part.read(torch.tensor(blocks)) for part in self._parts]
-        return [row.tobytes() for row in torch.cat(parts, dim=2).numpy()]
+        return torch.cat(parts, dim=2).flatten(1)
 
-    def write(self, blocks: Sequence[int], contents: Sequence[bytes]) -> None:
-        rows = torch.frombuffer(bytearray(b"".join(contents)), dtype=torch.uint8)
+    def scatter(self, blocks: Sequence[int], rows: Tensor) -> None:
         sizes = [part.block_bytes for part in self._parts]
         own = torch.split(rows.view(len(blocks), len(self.pages), -1), sizes, dim=2)
         for part, numbers in zip(self._parts, own):

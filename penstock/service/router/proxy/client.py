@@ -26,7 +26,7 @@ from penstock.service.edge.headers import (
     HeaderTally,
     too_long,
 )
-from penstock.service.edge.memory import LARGE_BYTES, owe_memory
+from penstock.service.edge.memory import LARGE_BYTES, trim_soon
 from penstock.service.edge.refusal import Refusal, not_http
 from penstock.service.router.proxy.incoming import AnswerSink, Incoming, target_of
 
@@ -396,7 +396,7 @@ class InboundConnection(asyncio.Protocol):
         kept, self._kept = self._kept, None
         if kept is not None:
             if kept.num_bytes >= LARGE_BYTES:
-                owe_memory()
+                trim_soon()
             kept.close()
 
     def _connection_header(self) -> bytes:

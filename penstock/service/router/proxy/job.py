@@ -68,6 +68,8 @@ class Job:
         "next_models",
         "num_enlarged",
         "num_prompt",
+        "peer",
+        "prefill",
         "relay_key",
         "request",
         "request_id",
@@ -128,6 +130,10 @@ class Job:
         """Counts are asked of engines that do not mark their streams, and kept from the client, who did not."""
         self.is_trial = False
         """A first answer of a cascade: judged before it is shown."""
+        self.peer = b""
+        """Where the replica asked now may fetch blocks of the prompt."""
+        self.prefill: Any = None
+        """The prompt being computed for it elsewhere."""
         self.spent: list[tuple[str, TokenCount]] = []
         """What models asked before took."""
 
@@ -161,6 +167,8 @@ class Job:
         if not pool.model:  # one of ours, or one that takes no notice
             lines.append(b"x-request-id: %b\r\n%b: %b\r\n" % (self.request_id, marks.RELAY_HEADER, self._stamp()))
             lines.append(self._billing())
+            if self.peer:
+                lines.append(b"%b: %b\r\n" % (kv_events.PEER_HEADER, self.peer))
             if shown:
                 prefix = marks.resumed(shown)
                 lines.append(b"%b: %d\r\n" % (marks.RESUME_HEADER, len(prefix)))
@@ -172,8 +180,15 @@ class Job:
 
     def asking_blocks(self, pool: ConnectionPool) -> bytes:
         """The same request, asked only what blocks its prompt is made of."""
+        return self._asking(pool, kv_events.BLOCKS_HEADER)
+
+    def asking_prefill(self, pool: ConnectionPool) -> bytes:
+        """The same request, of which only the prompt is to be computed."""
+        return self._asking(pool, kv_events.PREFILL_HEADER)
+
+    def _asking(self, pool: ConnectionPool, header: bytes) -> bytes:
         head, end, body = self.data(pool, None).partition(b"\r\n\r\n")
-        return head + b"\r\n%b: 1" % kv_events.BLOCKS_HEADER + end + body
+        return head + b"\r\n%b: 1" % header + end + body
 
     def _billing(self) -> bytes:
         """Who pays, and for how many tokens at most."""

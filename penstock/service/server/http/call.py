@@ -31,11 +31,14 @@ class CallParameters:
     tenant: str = ""
     adapter: str = ""
     salt: str = ""
+    session: str = ""
     pins: tuple[tuple[int, float], ...] = ()
     """(tokens, seconds): the prompt's first tokens are kept in the prefix cache for so long."""
     is_batch: bool = False
     prediction: tuple[int, ...] = ()
     speculate: int | None = None
+    peer: str = ""
+    """Another engine that has blocks of the prompts."""
 
 
 class Failure(Exception):
@@ -200,10 +203,12 @@ class Call:
             tenant=parameters.tenant,
             adapter=parameters.adapter,
             salt=parameters.salt,
+            session=parameters.session,
             pins=parameters.pins,
             is_batch=parameters.is_batch,
             prediction=parameters.prediction,
             speculate=parameters.speculate,
+            peer=parameters.peer,
         )
 
     def _written(self, number: int, deltas: list[Delta]) -> list[Piece]:

@@ -7,7 +7,7 @@ import time
 from typing import Any, NamedTuple
 
 from penstock.service import marks
-from penstock.service.edge.memory import owes_memory, trim_memory
+from penstock.service.edge.memory import needs_trim, trim_memory
 from penstock.service.server.dialect import Dialect, Progress
 from penstock.service.server.http.admission import Admission
 from penstock.service.server.http.call import Call
@@ -47,7 +47,7 @@ class Calls:
         """Runs for ever."""
         while True:
             await asyncio.sleep(SWEEP_S)
-            if owes_memory():
+            if needs_trim():
                 asyncio.get_running_loop().run_in_executor(None, trim_memory)
             for opened in tuple(self._open.values()):
                 try:

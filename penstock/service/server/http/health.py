@@ -5,6 +5,8 @@ from typing import Any
 from starlette.requests import Request
 
 from penstock.metrics.exposition import CONTENT_TYPE
+from penstock.service import kv_events
+from penstock.service.server.blocks import offer_of
 from penstock.service.server.front import Front
 from penstock.service.server.http.answer import Json
 
@@ -37,7 +39,14 @@ async def health(request: Request) -> Json:
 async def metrics(request: Request) -> Json:
     front: Front = request.app.state.front
     async with front.turns.take(request.scope.get("penstock.tenant", "")):
-        return PlainText(front.render_metrics().encode(), CONTENT_TYPE)
+        return PlainText(front.render_metrics().encode(), CONTENT_TYPE, _offer(front, request))
+
+
+def _offer(front: Front, request: Request) -> list[tuple[bytes, bytes]]:
+    """For a router that we know: what other replicas may fetch here."""
+    is_told = front.pool is None and "penstock.stamp" in request.scope
+    offer = offer_of(front.models.first.client, front.config.role) if is_told else None
+    return [] if offer is None else [(kv_events.OFFER_HEADER, offer.encode())]
 
 
 async def version(request: Request) -> Json:
@@ -48,11 +57,11 @@ async def version(request: Request) -> Json:
 class PlainText(Json):
     """A body of another kind than JSON."""
 
-    def __init__(self, body: bytes, content_type: str) -> None:
+    def __init__(self, body: bytes, content_type: str, headers: list[tuple[bytes, bytes]] | None = None) -> None:
         super().__init__(body)
-        self._content_type = content_type.encode()
+        self._lines = [(b"content-type", content_type.encode()), *(headers or ())]
 
     async def __call__(self, scope: object, receive: object, send: object) -> None:
-        headers = [(b"content-type", self._content_type), (b"content-length", str(len(self._body)).encode())]
+        headers = [*self._lines, (b"content-length", str(len(self._body)).encode())]
         await send({"type": "http.response.start", "status": 200, "headers": headers})  # type: ignore[operator]
         await send({"type": "http.response.body", "body": self._body})  # type: ignore[operator]

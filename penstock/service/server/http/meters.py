@@ -20,7 +20,8 @@ from penstock.metrics.step_model import OnlineStepModel
 from penstock.metrics.timeline import Outcome, Timeline
 from penstock.runtime.core.batch import Drafted, PrefixHit
 from penstock.runtime.core.request import Request
-from penstock.runtime.engine.client import EngineClient, Facts, GrammarCounts, GrammarTime, StepReport
+from penstock.runtime.engine.client import EngineClient, Facts, GrammarCounts, GrammarTime, StepReport, TierCounts
+from penstock.service.server.blocks import transfer_metrics
 from penstock.service.server.http.admission import Admission
 from penstock.service.server.http.call import Call
 from penstock.service.server.http.record import TraceRecorder
@@ -96,6 +97,12 @@ class Meters:
         self.ended = Counter("vllm:request_success", "Requests that ended, by how")
         self.cache_queries = Counter("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache")
         self.cache_hits = Counter("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache")
+        self.tier_queries = Counter(
+            "vllm:external_prefix_cache_queries", "Prompt tokens looked up in host memory and on the disk"
+        )
+        self.tier_hits = Counter("vllm:external_prefix_cache_hits", "Prompt tokens found there and used")
+        self.tier_tokens = Counter("penstock_kv_tier_tokens", "Prompt tokens that each tier of the KV cache gave")
+        self.tier_misses = Counter("penstock_kv_tier_misses", "Prompts of which tiers gave no more, by why")
         self.ttft = Buckets("vllm:time_to_first_token_seconds", "Seconds to the first token", LATENCY_BUCKETS)
         self.gaps = Buckets("vllm:inter_token_latency_seconds", "Seconds between tokens", GAP_BUCKETS)
         self.tpot = Buckets(
@@ -197,11 +204,13 @@ class Meters:
         timeline = watch.timeline
         watch.prefix = prefix
         self.prompt_tokens.add(timeline.num_prompt)
-        self.cached_tokens.add(prefix.num_tokens)
+        self.cached_tokens.add(prefix.num_reused)
         self.cache_queries.add(timeline.num_prompt)
-        self.cache_hits.add(prefix.num_tokens)
+        self.cache_hits.add(prefix.num_reused)
+        if self._client.tiers is not None:
+            self._count_tiers(timeline.num_prompt, prefix)
         if self.watch_prefix is not None:
-            self.watch_prefix(watch.request, prefix.num_tokens)
+            self.watch_prefix(watch.request, prefix.num_reused)
         if watch.call.parameters.is_batch:
             return  # how long it takes is nobody's concern
         self._admission.drain.add(now)
@@ -209,6 +218,21 @@ class Meters:
         if timeline.first_token_s is not None:
             self.ttft.add(timeline.first_token_s - timeline.arrival_s)
             self.prefill.add(max(timeline.first_token_s - prefix.admitted_s, 0.0))
+
+    def _count_tiers(self, num_prompt: int, prefix: PrefixHit) -> None:
+        num_found = prefix.host + prefix.disk
+        self.tier_queries.add(num_prompt - prefix.num_tokens + num_found)
+        self.tier_hits.add(num_found)
+        self.tier_tokens.add(prefix.host, (("tier", "host"),))
+        self.tier_tokens.add(prefix.disk, (("tier", "disk"),))
+        if prefix.tier_miss:
+            self.tier_misses.add(1, (("reason", prefix.tier_miss),))
+
+    @property
+    def tier_reasons(self) -> dict[str, int]:
+        """Why tiers gave no more of prompts, and of how many; nothing where there are no tiers."""
+        samples = () if self._client.tiers is None else self.tier_misses.samples()
+        return {dict(labels)["reason"]: int(value) for _, labels, value in samples if labels}
 
     def _end(self, watch: Watch, outcome: Outcome, now: float) -> None:
         timeline = watch.timeline
@@ -313,7 +337,10 @@ class Meters:
             _counted("penstock_requests_refused", "Requests refused for lack of room", admission.num_refused),
         ]
         gauges += _step_model(self.step_model)
+        gauges += _tier_sizes(client.tiers)
+        counters += _tier_events(client.tiers)
         counters += [_counted(name, help, getattr(self._grammars, field)) for field, name, help in GRAMMARS]
+        counters += transfer_metrics(client.transfers)
         own = [metric for metric in vars(self).values() if isinstance(metric, Counter | Buckets)]
         return [*gauges, *counters, *own]
 
@@ -338,6 +365,26 @@ def _step_model(model: OnlineStepModel) -> list[Gauge]:
         ("penstock_step_model_bias", "Predicted time of the last steps over theirs, less one", errors.bias),
     )
     return [*terms, *(Gauge(name, help, partial(float, value)) for name, help, value in rows)]
+
+
+def _tier_sizes(tiers: TierCounts | None) -> list[Gauge]:
+    sizes = () if tiers is None else (("host", tiers.host_bytes), ("disk", tiers.disk_bytes))
+    help = "Bytes of KV blocks that a tier holds"
+    return [Gauge("penstock_kv_tier_bytes", help, partial(float, size), (("tier", tier),)) for tier, size in sizes]
+
+
+def _tier_events(tiers: TierCounts | None) -> list[Counter]:
+    if tiers is None:
+        return []
+    blocks = Counter("penstock_kv_tier_blocks", "Blocks stored, loaded, swapped back after a preemption, or declined")
+    for event in ("stored", "loaded", "swapped", "declined"):
+        blocks.add(getattr(tiers, f"{event}_blocks"), (("event", event),))
+    return [
+        blocks,
+        _counted("penstock_kv_tier_faults", "Reads, writes and copies of tiers that failed", tiers.faults),
+        _counted("penstock_kv_tier_canaries", "Loads that were read back and compared", tiers.canaries),
+        _counted("penstock_kv_tier_attached", "Requests that waited for the load of another", tiers.attached),
+    ]
 
 
 def _facts(facts: Facts | None) -> list[Gauge]:

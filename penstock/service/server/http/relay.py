@@ -20,6 +20,7 @@ from penstock.service.server.http.faults import invalid
 
 MAX_RESUME_BYTES = 4 << 20
 MAX_ACCOUNT = 128
+MAX_PEER = 320
 
 
 @dataclass(slots=True)
@@ -39,6 +40,10 @@ class Relayed:
     """Tokens that an answer took which is no generation."""
     asks_blocks: bool = False
     """It is only asked what blocks the prompt is made of."""
+    only_prefills: bool = False
+    """The prompt is to be computed for another replica, and nothing to be answered."""
+    peer: str = ""
+    """Another replica that has blocks of the prompt, or computes them."""
     _num_drawn: int = field(default=0)
 
     def draw(self, num_bytes: int) -> bytes:
@@ -58,7 +63,16 @@ def relayed_of(request: Request) -> Relayed | None:
     most = marks.bound_of(request.headers.get(marks.MOST_HEADER.decode(), "").encode("latin-1"))
     account = request.headers.get(marks.ACCOUNT_HEADER.decode(), "")[:MAX_ACCOUNT]
     asks_blocks = kv_events.BLOCKS_HEADER.decode() in request.headers
-    return Relayed(stamp.key, stamp.created, stamp.priority, most=most, account=account, asks_blocks=asks_blocks)
+    return Relayed(
+        stamp.key,
+        stamp.created,
+        stamp.priority,
+        most=most,
+        account=account,
+        asks_blocks=asks_blocks,
+        only_prefills=kv_events.PREFILL_HEADER.decode() in request.headers,
+        peer=request.headers.get(kv_events.PEER_HEADER.decode(), "")[:MAX_PEER],
+    )
 
 
 def split_body(request: Request, body: bytes) -> tuple[bytes, dict[int, list[int]] | None]:
@@ -96,6 +110,12 @@ def priority_of(asked: int) -> int:
     """A router's tier counts beside what the request says of itself."""
     relayed = RELAYED.get()
     return asked if relayed is None else asked + relayed.priority
+
+
+def peer_of() -> str:
+    """Where blocks of the prompt may be fetched, if a router says so."""
+    relayed = RELAYED.get()
+    return "" if relayed is None else relayed.peer
 
 
 def unix_time() -> int:

@@ -25,6 +25,11 @@ def usage_value(call: Call, timings: dict[str, float] | None) -> dict[str, Any]:
             "rejected_prediction_tokens": usage.num_rejected,
         },
     }
+    tiers = [
+        sum(writer.from_tiers[place] for writer in call.writers[:: call.parameters.sampling.n]) for place in (0, 1)
+    ]
+    if any(tiers):
+        value["prompt_tokens_details"]["cached_tokens_by_tier"] = dict(zip(("host", "disk"), tiers))
     if timings is None:
         return value
     drafts = {"draft_tokens": usage.num_draft, "accepted_draft_tokens": usage.num_accepted_draft}

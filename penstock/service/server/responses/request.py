@@ -27,6 +27,7 @@ LOGPROBS = "message.output_text.logprobs"
 
 def generation_of(body: ResponseBody, items: Sequence[Item]) -> Generation:
     chat = chat_of(body, items)
+    hints = cache_hints(body, len(chat.messages))
     return Generation(
         prompt=chat,
         sampling=SamplingOptions(
@@ -37,11 +38,17 @@ def generation_of(body: ResponseBody, items: Sequence[Item]) -> Generation:
             num_logprobs=num_top_of(body),
         ),
         output=_output(body),
-        cache=cache_hints(body, len(chat.messages)),
+        cache=hints._replace(key=hints.key or _session_of(body)),
         priority=TIER_PRIORITY.get(body.service_tier or "", 0),
         is_flex=body.service_tier == "flex",
         param="input",
     )
+
+
+def _session_of(body: ResponseBody) -> str:
+    """Whose turn it is, where no key says so."""
+    named = body.conversation
+    return (named if isinstance(named, str) or named is None else named.id) or body.previous_response_id or ""
 
 
 def chat_of(body: InputBody, items: Sequence[Item]) -> Chat:

@@ -315,7 +315,14 @@ async def prefixes(request: Request) -> Json:
     if not sees_all(request):
         raise ApiError(ErrorKind.PERMISSION, "prompts of all clients are counted here: ask with an --admin-key")
     models = _front(request).models
-    return Json({one.known_name: None if one.prefixes is None else one.prefixes.as_data() for one in models})
+    return Json(
+        {
+            one.known_name: None
+            if one.prefixes is None
+            else one.prefixes.as_data() | {"tiers": one.meters.tier_reasons}
+            for one in models
+        }
+    )
 
 
 async def machine(request: Request) -> Json:

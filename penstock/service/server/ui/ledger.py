@@ -81,7 +81,7 @@ class RequestRecord:
 
     def _begin(self, prefix: PrefixHit) -> None:
         self.admitted_s = prefix.admitted_s
-        self.num_cached = prefix.num_tokens
+        self.num_cached = prefix.num_reused
         self.miss, self.differs = prefix.miss, prefix.differs
 
 

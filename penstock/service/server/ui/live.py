@@ -156,6 +156,7 @@ class LiveView:
             "samples": self._samples(tenant, now),
             "findings": self._findings,
             "kv": self._pool(tenant),
+            "tiers": None if self._client.tiers is None else self._client.tiers._asdict(),
         }
         return body, self._num_steps
 

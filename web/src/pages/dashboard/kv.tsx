@@ -3,8 +3,8 @@ import type { JSX } from "preact";
 import { useMemo, useRef, useState } from "preact/hooks";
 import { about } from "../../about";
 import { get, withModel } from "../../api";
-import { count, percent } from "../../format";
-import { bytesOf, type Pool } from "../../live";
+import { bytes, count, percent } from "../../format";
+import { bytesOf, type Pool, type Tiers } from "../../live";
 import { Canvas, type Pen } from "../../ui/draw";
 import { Stat, Stats } from "../../ui/kit";
 import { BlockPainter, CACHED, HELD, HELD_PINNED, MAP_HEIGHT, PINNED, shapeOf, SHARED } from "./painter";
@@ -41,7 +41,18 @@ function counted(cells: Uint8Array): number[] {
   return sums;
 }
 
-export function KvMap({ pool }: { pool: Pool }): JSX.Element {
+/** Blocks that lie beyond the device. */
+function TierStats({ tiers }: { tiers: Tiers }): JSX.Element {
+  return (
+    <Stats>
+      <Stat label="host memory" name="tier-host" value={bytes(tiers.host_bytes)} note={`${count(tiers.stored_blocks)} blocks stored`} />
+      <Stat label="disk" name="tier-disk" value={bytes(tiers.disk_bytes)} note={tiers.faults ? `${count(tiers.faults)} faults` : "no faults"} />
+      <Stat label="came back" name="tier-loaded" value={count(tiers.loaded_blocks)} note={`${count(tiers.declined_blocks)} computed sooner, ${count(tiers.swapped_blocks)} swapped`} />
+    </Stats>
+  );
+}
+
+export function KvMap({ pool, tiers = null }: { pool: Pool; tiers?: Tiers | null }): JSX.Element {
   const cells = useMemo(() => bytesOf(pool.states), [pool.states]);
   const totals = useMemo(() => counted(cells), [cells]);
   const painter = useMemo(() => new BlockPainter(), []);
@@ -71,6 +82,7 @@ export function KvMap({ pool }: { pool: Pool }): JSX.Element {
         <Stat label="pinned" name="kv-pinned" value={count(pinned)} note={totals[HELD_PINNED] ? `${count(totals[HELD_PINNED]!)} of them held` : "kept for a while"} />
         <Stat label="free" name="kv-free" value={count(totals[0]!)} note={`${count(pool.num_evictions)} evictions`} />
       </Stats>
+      {tiers && <TierStats tiers={tiers} />}
       {pool.prefixes.length > 0 && (
         <details class="more">
           <summary>Cached prefixes, the most used first</summary>

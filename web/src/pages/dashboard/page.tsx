@@ -90,7 +90,7 @@ function Steps(): JSX.Element {
 
 function Blocks(): JSX.Element {
   const now = useLive(2);
-  return now?.kv ? <KvMap pool={now.kv} /> : <p class="muted">The engine has not shown its cache yet.</p>;
+  return now?.kv ? <KvMap pool={now.kv} tiers={now.tiers} /> : <p class="muted">The engine has not shown its cache yet.</p>;
 }
 
 function Inside(): JSX.Element {

@@ -1,0 +1,184 @@
+"""Prompts apart from answers: one engine, and a prefill and a decode process on the same device, under the same loads.
+
+    python -m benchmarks.roles [--model dummy:llama-3.1-8b] [--seconds 12] [--json FILE] -- FLAGS
+
+Some users stream answers to short prompts all the time; long prompts arrive beside them. What counts is the time from token to
+token of the streams, and the time to the first token of the long prompts. Flags behind `--` go to every `penstock serve`.
+"""
+
+import argparse
+import asyncio
+import itertools
+import json
+import os
+import random
+import re
+import secrets
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu.online import START_LIMIT_S, VOCABULARY, free_port, quantile
+
+NUM_ANSWER = 96
+KEY = secrets.token_urlsafe(18)
+ENVIRONMENT = {**os.environ, "PENSTOCK_REPLICA_KEY": KEY}
+
+
+@dataclass(frozen=True)
+class Mix:
+    """Streams at once, and long prompts a second of so many tokens."""
+
+    users: int
+    rate: float
+    num_tokens: int
+
+
+@dataclass
+class Seen:
+    gaps_s: list[float] = field(default_factory=list)
+    tpots_s: list[float] = field(default_factory=list)
+    ttfts_s: list[float] = field(default_factory=list)
+    num_failed: int = 0
+
+
+async def ask(port: int, num_prompt: int, num_answer: int, numbers: random.Random) -> list[float]:
+    """When each part of a streamed answer came, the sending first; empty if it failed."""
+    body = {"model": "default", "prompt": [numbers.choice(VOCABULARY) for _ in range(num_prompt)], "stream": True}
+    content = json.dumps(body | {"max_tokens": num_answer, "temperature": 0, "ignore_eos": True}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: {len(content)}\r\n"
+    head += f"authorization: Bearer {KEY}\r\ncontent-type: application/json\r\nconnection: close\r\n\r\n"
+    times = [time.perf_counter()]
+    try:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 22)
+        writer.write(head.encode() + content)
+        async for line in reader:
+            if line.startswith(b"data: {"):
+                times.append(time.perf_counter())
+        writer.close()
+    except OSError:
+        return []
+    return times if len(times) > 1 else []
+
+
+async def run(mix: Mix, port: int, seconds: float, seed: int) -> Seen:
+    numbers, seen = random.Random(seed), Seen()
+    end_s = time.perf_counter() + seconds
+
+    async def stream() -> None:
+        while time.perf_counter() < end_s:
+            times = await ask(port, 64, NUM_ANSWER, numbers)
+            gaps = [late - early for early, late in itertools.pairwise(times[1:])]
+            seen.num_failed += not gaps
+            seen.gaps_s += gaps
+            seen.tpots_s += [sum(gaps) / (NUM_ANSWER - 1)] if gaps else []
+
+    async def long() -> None:
+        times = await ask(port, mix.num_tokens, 4, numbers)
+        seen.num_failed += not times
+        seen.ttfts_s += [times[1] - times[0]] if times else []
+
+    tasks = [asyncio.create_task(stream()) for _ in range(mix.users)]
+    while time.perf_counter() < end_s:
+        await asyncio.sleep(numbers.expovariate(mix.rate))
+        tasks.append(asyncio.create_task(long()))
+    await asyncio.gather(*tasks)
+    return seen
+
+
+def told(seen: Seen) -> dict[str, float]:
+    def ms(values: list[float], share: float) -> float:
+        return round(1000 * quantile(values, share), 1) if values else 0.0
+
+    return {
+        "tpot_p50_ms": ms(seen.tpots_s, 0.5),
+        "tpot_p95_ms": ms(seen.tpots_s, 0.95),
+        "gap_p99_ms": ms(seen.gaps_s, 0.99),
+        "long_ttft_p50_ms": ms(seen.ttfts_s, 0.5),
+        "long_ttft_p95_ms": ms(seen.ttfts_s, 0.95),
+        "streams": len(seen.tpots_s),
+        "long": len(seen.ttfts_s),
+        "failed": seen.num_failed,
+    }
+
+
+@contextmanager
+def begun(*words: str) -> Iterator[None]:
+    process = subprocess.Popen([sys.executable, "-m", "penstock", *words], env=ENVIRONMENT, start_new_session=True)
+    try:
+        yield
+    finally:
+        os.killpg(process.pid, signal.SIGTERM)
+        process.wait(60)
+
+
+def fetched(port: int, path: str) -> str:
+    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", headers={"authorization": f"Bearer {KEY}"})
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        return str(answer.read().decode())
+
+
+def until(port: int, path: str, words: str, count: int = 1) -> None:
+    end_s = time.perf_counter() + START_LIMIT_S
+    while time.perf_counter() < end_s:
+        try:
+            if fetched(port, path).count(words) >= count:
+                return
+        except OSError:
+            pass
+        time.sleep(0.1)
+    sys.exit(f"no {words} at {path} after {START_LIMIT_S:.0f} s")
+
+
+def measured(name: str, port: int, mixes: list[Mix], seconds: float, router: int | None = None) -> list[dict[str, Any]]:
+    asyncio.run(run(Mix(2, 1.0, mixes[0].num_tokens), port, 2.0, 0))  # whatever is made when it is first needed
+    rows = []
+    for number, mix in enumerate(mixes):
+        found = told(asyncio.run(run(mix, port, seconds, number + 1)))
+        row: dict[str, Any] = {"how": name, "users": mix.users, "rate": mix.rate, "tokens": mix.num_tokens, **found}
+        print(*(f"{key} {value}" for key, value in row.items()), sep="  ", flush=True)
+        rows.append(row)
+    if router is not None:
+        for line in re.findall(r"^penstock_router_handover\S*\{.*$", fetched(router, "/metrics"), re.MULTILINE):
+            print("   ", line, flush=True)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="dummy:llama-3.1-8b")
+    parser.add_argument("--seconds", type=float, default=12.0)
+    parser.add_argument("--mixes", default="16:1:4000,32:2:2000", help="users:long prompts a second:tokens, several")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("flags", nargs="*")
+    arguments = parser.parse_args()
+    mixes = [Mix(int(one[0]), float(one[1]), int(one[2])) for one in (m.split(":") for m in arguments.mixes.split(","))]
+    rows: list[dict[str, Any]] = []
+    ports = [free_port() for _ in range(4)]
+    with begun("serve", arguments.model, "--port", str(ports[0]), *arguments.flags):
+        until(ports[0], "/readyz", '"ready"')
+        rows += measured("one engine", ports[0], mixes, arguments.seconds)
+    replica = ("serve", arguments.model, *arguments.flags, "--port")
+    with begun(*replica, str(ports[1]), "--role", "prefill"), begun(*replica, str(ports[2]), "--role", "decode"):
+        for port in ports[1:3]:
+            until(port, "/readyz", '"ready"')
+        urls = [f"--replica=http://127.0.0.1:{port}" for port in ports[1:3]]
+        for mode in ("always", "auto", "never"):
+            with begun("route", *urls, "--port", str(ports[3]), f"--handover={mode}", "--policy=prefix-reported"):
+                until(ports[3], "/router/replicas", '"role":"', 2)
+                rows += measured(f"1P1D {mode}", ports[3], mixes, arguments.seconds, ports[3])
+        for line in re.findall(r"^penstock_kv_transfer\S* .*$", fetched(ports[2], "/metrics"), re.MULTILINE):
+            print("   ", line, flush=True)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(rows, indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""Conversations with an engine in this process: users who come back with all that was said and some tokens more."""
+
+import random
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.runtime.core.request import Request, SamplingParams
+from penstock.runtime.engine.engine import Engine
+
+VOCABULARY = range(100, 30_000)
+
+
+@dataclass
+class Turns:
+    """Times of all turns, in seconds, and how long everything took."""
+
+    ttft_s: list[float] = field(default_factory=list)
+    wall_s: float = 0.0
+    num_prompt: int = 0
+    num_output: int = 0
+    num_cached: int = 0
+    answers: dict[tuple[int, int], list[int]] = field(default_factory=dict)
+    """By user and turn."""
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        times = sorted(self.ttft_s)
+        return {
+            "turns": len(times),
+            "wall_s": round(self.wall_s, 3),
+            "ttft_p50_ms": round(1000 * times[len(times) // 2], 1),
+            "ttft_p95_ms": round(1000 * times[min(int(0.95 * len(times)), len(times) - 1)], 1),
+            "output_tokens_per_s": round(self.num_output / self.wall_s, 1),
+            "prompt_tokens": self.num_prompt,
+            "cached_fraction": round(self.num_cached / max(self.num_prompt, 1), 3),
+        }
+
+
+@dataclass
+class User:
+    number: int
+    said: list[int]
+    num_turns: int = 0
+    asked_s: float = 0.0
+    answer: list[int] = field(default_factory=list)
+
+
+def tokens(numbers: random.Random, count: int) -> list[int]:
+    return [numbers.choice(VOCABULARY) for _ in range(count)]
+
+
+def converse(
+    engine: Engine,
+    *,
+    users: int,
+    turns: int,
+    first: int,
+    more: int,
+    answer: int,
+    at_once: int | None = None,
+    shared: int = 0,
+    seed: int = 1,
+    first_id: int = 1,
+) -> Turns:
+    """All users take their first turn before anybody takes a second; up to `at_once` of them wait for an answer at a time."""
+    numbers = random.Random(seed)
+    beginning = tokens(numbers, shared)
+    queue = [User(number, beginning + tokens(numbers, first)) for number in range(users)]
+    told, running, next_id = Turns(), {}, first_id
+    begun = time.perf_counter()
+    while queue or running:
+        while queue and len(running) < (at_once or users):
+            user = queue.pop(0)
+            user.asked_s, user.answer = time.perf_counter(), []
+            params = SamplingParams(temperature=0.0, max_tokens=answer, ignore_eos=True)
+            engine.submit(Request(request_id=next_id, prompt=tuple(user.said), params=params, session=str(user.number)))
+            told.num_prompt += len(user.said)
+            running[next_id] = user
+            next_id += 1
+        for delta in engine.step():
+            user = running[delta.request_id]
+            if delta.token_ids and not user.answer:
+                told.ttft_s.append(time.perf_counter() - user.asked_s)
+            user.answer.extend(delta.token_ids)
+            told.num_cached += delta.prefix.num_tokens if delta.prefix is not None else 0
+            if delta.finish is not None:
+                del running[delta.request_id]
+                told.answers[user.number, user.num_turns] = user.answer
+                told.num_output += len(user.answer)
+                user.num_turns += 1
+                user.said = user.said + user.answer + tokens(numbers, more)
+                if user.num_turns < turns:
+                    queue.append(user)
+        if running and not engine.scheduler.has_work:
+            engine.wait(0.05)
+    told.wall_s = time.perf_counter() - begun
+    return told

@@ -1,0 +1,214 @@
+"""Blocks of other engines, as a tier: fetched by name while that is faster than computing, verified one by one.
+
+A fetch ends early for any doubt, and says which. What has come by then is used; the rest is computed here.
+"""
+
+import contextlib
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+from penstock.runtime.engine.peers.channel import Channel, ChannelError, PeerFrame, StaleError, connect
+from penstock.runtime.engine.peers.counts import FetchEnd
+from penstock.runtime.engine.peers.server import ALIVE, ASK, OVER, RECORDS, SIZE
+from penstock.runtime.engine.tiers.policy import Rates
+from penstock.runtime.engine.tiers.record import KVRecord, decode_record, key_of
+
+MAX_FETCHES = 16
+"""At once; what comes beyond them is computed."""
+SILENT_S = 3.0
+"""A peer that sends nothing at all for so long is taken for dead: one that computes says that it lives."""
+LEAST_PATIENCE_S = 2.0
+PATIENCE = 3.0
+"""Times that computing the rest here would take, before a peer that sends no blocks is given up."""
+MAX_IDLE = 4
+"""Connections to one peer kept for later."""
+_PEER = re.compile(r"(?P<host>[0-9A-Za-z.:\[\]-]{1,253}):(?P<port>\d{1,5})/(?P<generation>[0-9a-f]{32})/(?P<mode>[hc])")
+
+
+class Peer(NamedTuple):
+    """Where blocks of a prompt are, or will be; the generation is that engine's, for one life."""
+
+    host: str
+    port: int
+    generation: bytes
+    computes: bool = False
+    """The prompt is being computed there: worth waiting for."""
+
+    def encode(self) -> str:
+        return f"{self.host}:{self.port}/{self.generation.hex()}/{'c' if self.computes else 'h'}"
+
+
+def read_peer(text: str) -> Peer | None:
+    """None for what names no peer."""
+    found = _PEER.fullmatch(text)
+    if found is None or not 0 < int(found["port"]) < 65536:
+        return None
+    return Peer(found["host"].strip("[]"), int(found["port"]), bytes.fromhex(found["generation"]), found["mode"] == "c")
+
+
+OnPart = Callable[[list[KVRecord]], None]
+OnOver = Callable[[FetchEnd], None]
+
+
+class RemoteTier:
+    """`fetch` from the engine's thread; callbacks come from others."""
+
+    def __init__(self, key: bytes, format: bytes) -> None:
+        self.rates = Rates()
+        self._key = key
+        self._format = format
+        self._threads = ThreadPoolExecutor(MAX_FETCHES, thread_name_prefix="kv-fetch")
+        self._idle: dict[Peer, list[Channel]] = {}
+        self._open: set[Channel] = set()
+        self._lock = threading.Lock()
+        self._num_active = 0
+
+    def fetch(
+        self,
+        peer: Peer,
+        hashes: Sequence[bytes],
+        compute_s: float,
+        is_wanted: Callable[[], bool],
+        on_part: OnPart,
+        on_over: OnOver,
+    ) -> None:
+        """Begin to fetch blocks, the first first; over at once if too many fetches are under way. `compute_s`: seconds that
+        computing them here would take; `is_wanted` may be asked from any thread.
+        """
+        with self._lock:
+            is_free = self._num_active < MAX_FETCHES
+            self._num_active += is_free
+        if not is_free:
+            on_over(FetchEnd("busy"))
+            return
+        patience_s = max(LEAST_PATIENCE_S, PATIENCE * compute_s)
+        self._threads.submit(self._run, peer, hashes, patience_s, is_wanted, on_part, on_over)
+
+    def close(self) -> None:
+        with self._lock:
+            for channel in self._open:
+                channel.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _run(
+        self,
+        peer: Peer,
+        hashes: Sequence[bytes],
+        patience_s: float,
+        is_wanted: Callable[[], bool],
+        on_part: OnPart,
+        on_over: OnOver,
+    ) -> None:
+        num_got = num_bytes = 0
+        seconds = 0.0
+        fault = ""
+        try:
+            for records, size, took_s in self._records(peer, hashes, patience_s, is_wanted):
+                num_got += len(records)
+                num_bytes += size
+                seconds += took_s
+                on_part(records)
+            fault = "" if num_got == len(hashes) else "absent"
+        except StaleError:
+            fault = "stale"
+        except _DamagedError:
+            fault = "damaged"
+        except ChannelError:
+            fault = "refused"
+        except TimeoutError:
+            fault = "slow"
+        except ConnectionRefusedError:
+            fault = "unreachable"
+        except OSError:
+            fault = "lost"
+        finally:
+            with self._lock:
+                self._num_active -= 1
+            on_over(FetchEnd(fault, num_bytes, seconds))
+
+    def _records(
+        self, peer: Peer, hashes: Sequence[bytes], patience_s: float, is_wanted: Callable[[], bool]
+    ) -> Iterator[tuple[list[KVRecord], int, float]]:
+        """Parts as they come, with their bytes and the seconds of receiving them."""
+        channel, frame = self._ask(peer, hashes)
+        is_whole = False
+        try:
+            num_got, last_s = 0, time.monotonic()
+            while frame.kind != OVER and is_wanted():
+                now = time.monotonic()
+                if frame.kind == RECORDS:
+                    records = self._verified(hashes[num_got:], frame.payload)
+                    num_got, last_s = num_got + len(records), now
+                    yield records, len(frame.payload), frame.seconds
+                elif frame.kind != ALIVE:
+                    raise ChannelError("a frame of no known kind")
+                elif now - last_s > patience_s:
+                    raise TimeoutError("computing is faster by now")
+                frame = channel.receive()
+            is_whole = frame.kind == OVER
+        finally:
+            self._give_back(peer, channel, is_whole)
+
+    def _ask(self, peer: Peer, hashes: Sequence[bytes]) -> tuple[Channel, PeerFrame]:
+        """A channel on which the blocks are asked for, and the first frame of the answer."""
+        address = peer._replace(computes=False)
+        words = (self._format, bytes([peer.computes]), *hashes)
+        with self._lock:
+            kept = self._idle.get(address, [])
+            channel = kept.pop() if kept else None
+        if channel is not None:
+            try:
+                channel.send(ASK, *words)
+                return channel, channel.receive()
+            except ConnectionError:  # closed while it lay idle
+                self._give_back(peer, channel, False)
+        channel = connect(peer.host, peer.port, self._key, peer.generation)
+        with self._lock:
+            self._open.add(channel)
+        try:
+            channel.wait_at_most(SILENT_S)
+            channel.send(ASK, *words)
+            return channel, channel.receive()
+        except OSError:
+            self._give_back(peer, channel, False)
+            raise
+
+    def _verified(self, hashes: Sequence[bytes], payload: bytes) -> list[KVRecord]:
+        records: list[KVRecord] = []
+        begin = 0
+        while begin < len(payload):
+            if len(records) == len(hashes) or begin + SIZE.size > len(payload):
+                raise _DamagedError("more came than was asked for")
+            (size,) = SIZE.unpack_from(payload, begin)
+            hash = hashes[len(records)]
+            data = payload[begin + SIZE.size : begin + SIZE.size + size]
+            record = decode_record(key_of(self._format, hash), hash, data)
+            if record is None:
+                raise _DamagedError("a record is not the one that was asked for")
+            records.append(record)
+            begin += SIZE.size + size
+        return records
+
+    def _give_back(self, peer: Peer, channel: Channel, is_whole: bool) -> None:
+        address = peer._replace(computes=False)
+        with self._lock:
+            if is_whole:
+                for other in [one for one in self._idle if one[:2] == address[:2] and one != address]:
+                    for stale in self._idle.pop(other):
+                        self._open.discard(stale)
+                        stale.close()
+                kept = self._idle.setdefault(address, [])
+                if len(kept) < MAX_IDLE:
+                    kept.append(channel)
+                    return
+            self._open.discard(channel)
+        with contextlib.suppress(OSError):
+            channel.close()
+
+
+class _DamagedError(ChannelError):
+    """A record that is not what was asked for."""

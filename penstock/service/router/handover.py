@@ -1,0 +1,74 @@
+"""Where a prompt is computed: by the replica that answers, or by another whose blocks that one then fetches. Pure.
+
+The rule weighs seconds that clients wait. A prompt computed where answers are generated delays its own first token and every
+answer in progress there; computed elsewhere it delays only its own, by that replica's queue and the transfer. Where both
+replicas share a device nothing is gained: what one computes the other waits for. The router decides by it for live replicas,
+simulator and planner for simulated ones.
+"""
+
+from typing import NamedTuple
+
+SHARED_DELAY = 1.0
+"""Seconds that answers wait for each second in which another process computes prompts on the same device."""
+FETCHED_BYTES_S = 1e9
+"""Until it was measured."""
+LEAST_GAIN = 0.05
+"""Of the seconds of computing where it is answered that moving has to spare."""
+
+
+class PromptSite(NamedTuple):
+    """A replica that could compute a prompt, as far as that matters here."""
+
+    num_missing: int
+    """Tokens of the prompt that its cache lacks."""
+    num_waiting: int = 0
+    """Prompt tokens that wait there."""
+    token_s: float = 0.0
+    """Seconds a prompt token takes there; 0 if nobody knows."""
+
+
+class Transfer(NamedTuple):
+    """The way from one replica's cache to another's."""
+
+    token_s: float
+    """Seconds that a token's keys and values take."""
+    latency_s: float = 0.002
+    is_shared: bool = False
+    """Both replicas compute on one device."""
+
+
+class HandoverVerdict(NamedTuple):
+    is_moved: bool
+    local_s: float
+    """Seconds that all clients together wait if the prompt is computed where it is answered."""
+    moved_s: float
+    """The same if it is computed elsewhere."""
+    why: str
+
+
+def judge_handover(here: PromptSite, there: PromptSite, transfer: Transfer, num_running: int) -> HandoverVerdict:
+    """Whether a prompt is better computed `there` than `here`, where it is answered beside `num_running` other answers."""
+    if here.num_missing <= there.num_missing // 16:
+        return HandoverVerdict(False, 0.0, 0.0, "its blocks are here")
+    if not here.token_s and not there.token_s:
+        return HandoverVerdict(True, 0.0, 0.0, "nothing is known yet")
+    here_s, there_s = here.token_s or there.token_s, there.token_s or here.token_s
+    local_s = (here.num_waiting + here.num_missing) * here_s + num_running * here.num_missing * here_s
+    computing_s = there.num_missing * there_s
+    moving_s = here.num_missing * transfer.token_s
+    slowed = 1.0 + SHARED_DELAY * (num_running > 0) if transfer.is_shared else 1.0
+    # Blocks travel while the rest is computed: what is slower of both decides.
+    moved_s = there.num_waiting * there_s + max(computing_s * slowed, moving_s) + transfer.latency_s
+    if transfer.is_shared:
+        moved_s += num_running * computing_s * SHARED_DELAY
+    if moved_s < (1.0 - LEAST_GAIN) * local_s:
+        return HandoverVerdict(True, local_s, moved_s, "saves time")
+    if transfer.is_shared:
+        why = "both share a device"
+    elif moving_s > computing_s:
+        why = "the transfer takes longer"
+    elif not num_running:
+        why = "nobody waits here"
+    else:
+        why = "it waits longer there"
+    return HandoverVerdict(False, local_s, moved_s, why)
