@@ -62,6 +62,31 @@ def test_two_hundred_prompts(name: str, parallel: dict[str, int], weights: dict[
     assert sum(mine == theirs for mine, theirs in zip(alone, together)) >= least, "a tie may fall either way"
 
 
+@pytest.mark.slow
+def test_where_long_greedy_answers_of_ranks_are_those_of_one_process() -> None:
+    """Stages add in the order of one process, packed weights or not. Tensor ranks add their parts of a sum last: in floats that
+    changes the last bit of a score; packed weights round what follows from it, so an answer may part, and only where one
+    process hardly preferred its own token."""
+    model = str(model_path(DEFAULT))
+    params = SamplingParams(temperature=0.0, max_tokens=120, ignore_eos=True, logprobs=2)
+
+    def tokens_and_margins(**asked: Any) -> list[tuple[list[int], list[float]]]:
+        with LLM(model, **SETTINGS, **asked) as llm:
+            choices = [completion.choices[0] for completion in llm.generate(PROMPTS, params)]
+        return [(list(one.token_ids), [each.top[0][1] - each.top[1][1] for each in one.logprobs]) for one in choices]
+
+    alone = tokens_and_margins(**PACKED)
+    assert [tokens for tokens, _ in tokens_and_margins(pipeline=2, **PACKED)] == [tokens for tokens, _ in alone]
+    together, again = (tokens_and_margins(tensor=2, **PACKED) for _ in range(2))
+    assert together == again, "ranks add in one order, every time"
+    for (mine, margins), (theirs, _) in zip(alone, together, strict=True):
+        parts = next((place for place, pair in enumerate(zip(mine, theirs, strict=True)) if pair[0] != pair[1]), None)
+        assert parts is None or margins[parts] < 0.1
+    assert [one for one, _ in tokens_and_margins(tensor=2, **FLOATS)] == [
+        one for one, _ in tokens_and_margins(**FLOATS)
+    ]
+
+
 def test_an_engine_that_cannot_be_made_leaves_no_rank_behind() -> None:
     with pytest.raises(ConfigError, match="--max-context"):
         LLM(str(model_path(DEFAULT)), tensor=2, max_context=1 << 20)

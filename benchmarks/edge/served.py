@@ -62,6 +62,11 @@ class Served:
         return sum(_of_process(pid, _cpu_s) for pid in self.pids)
 
     @property
+    def cpu_by_process(self) -> list[float]:
+        """The server's first, then those of its children."""
+        return [_of_process(pid, _cpu_s) for pid in self.pids]
+
+    @property
     def resident_mib(self) -> float:
         return sum(_of_process(pid, _resident_mib) for pid in self.pids)
 

@@ -199,13 +199,14 @@ async def headers_byte_by_byte(attacker: Attacker) -> None:
     held = [await attacker.open() for _ in range(256)]
     letters = b"GET /livez HTTP/1.1\r\nhost: localhost\r\nx-filler: " + b"a" * 100_000
     for letter in letters:
-        for _, writer in held:
+        open_ones = [writer for _, writer in held if not writer.is_closing()]
+        attacker.answers["held"], attacker.answers["cut"] = len(open_ones), len(held) - len(open_ones)
+        for writer in open_ones:
             with suppress(*FAULTS):
                 await attacker.send(writer, bytes([letter]))
         await asyncio.sleep(0.02)
         if attacker.is_over:
             break
-    attacker.answers["held"] = len(held)
 
 
 @attack(has_key=False)

@@ -38,7 +38,6 @@ from penstock.runtime.core.runner import RunnerShape
 from penstock.runtime.draft.table import make_speculator
 from penstock.runtime.engine.engine import Engine
 from penstock.runtime.engine.grammar_state import GrammarState
-from penstock.runtime.engine.step_size import StepSize
 from penstock.runtime.execution.adapters.adapt import adapt
 from penstock.runtime.execution.adapters.prepare import rounded_rank
 from penstock.runtime.execution.ceilings import gpu_product_rate, product_rate
@@ -65,10 +64,7 @@ from penstock.runtime.models.sharding import ModelShard, shard_model
 from penstock.runtime.models.spec import GQA, ModelSpec
 from penstock.runtime.ops.packed import TILE
 from penstock.runtime.sizing import (
-    CPU_STEP_S,
     GIB,
-    MIN_BATCH_TOKENS,
-    MOST_STEP_TOKENS,
     SERVED_STEP_S,
     Memory,
     Pace,
@@ -77,6 +73,7 @@ from penstock.runtime.sizing import (
     make_scheduler,
     pace_of,
     size_engine,
+    step_size,
 )
 from penstock.tools.cost.memory import workspace_bytes
 from penstock.tools.measure.tiles import read_tiles, tiles_path
@@ -330,7 +327,12 @@ def make_engine(
     make = partial(make, peers=make_peers(peers, config, named, scheduler, runner))
     if warms_up:
         runner.warm_up(scheduler.limits.max_batch_tokens)
-    return make(runner=runner, depth=runner.depth, step_size=_step_size(config, loaded.device), adapters=adapters)
+    return make(
+        runner=runner,
+        depth=runner.depth,
+        step_size=step_size(config, loaded.device.torch_device.type),
+        adapters=adapters,
+    )
 
 
 def _frees(config: EngineConfig, loaded: LoadedModel) -> bool:
@@ -463,19 +465,6 @@ def _pace(device: Device, config: EngineConfig, step_s: float) -> Pace | None:
     if isinstance(device, CpuDevice):
         return pace_of("cpu", product_rate(device.num_threads))
     return pace_of("gpu", gpu_product_rate(device.torch_device), step_s)
-
-
-def _step_size(config: EngineConfig, device: Device) -> StepSize | None:
-    """On a CPU, and wherever a step has a target. Its workspace on a GPU was sized at start: steps only shrink there."""
-    asked, target_ms = config.scheduler.max_batch_tokens, config.scheduler.tpot_target_ms
-    is_cpu = isinstance(device, CpuDevice)
-    if target_ms is None and (asked is not None or not is_cpu):
-        return None
-    least = max(MIN_BATCH_TOKENS, config.scheduler.max_sequences)
-    most = asked or MOST_STEP_TOKENS["cpu" if is_cpu else "gpu"]
-    # Sizes change where steps take more than double, so half of a target is what they aim at.
-    step_s = CPU_STEP_S if target_ms is None else target_ms / 2000
-    return StepSize(step_s=step_s, least=min(least, most), most=max(least, most), is_bounded_by_start=not is_cpu)
 
 
 def _workspace_bytes(device: Device, spec: ModelSpec, config: EngineConfig, num_tokens: int) -> int:

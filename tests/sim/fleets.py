@@ -19,7 +19,7 @@ MEMORY = Memory(free_bytes=H100.memory_bytes, weight_bytes=SPEC.num_parameters *
 
 
 def make_fleet(batching="continuous", cost=COST, num_blocks=None, prefix_caching=True, order="first-come", **rest):
-    scheduler_names = ("max_sequences", "max_batch_tokens", "max_waiting", "gather_s")
+    scheduler_names = ("max_sequences", "max_batch_tokens", "max_waiting", "gather_s", "tpot_target_ms")
     asked = {name: rest.pop(name) for name in scheduler_names if name in rest}
     config = EngineConfig(
         cache=CacheConfig(num_blocks=num_blocks, prefix_caching=prefix_caching),

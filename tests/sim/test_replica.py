@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from penstock.metrics.timeline import Timeline
 from penstock.runtime.core.batch import StepOutput
 from penstock.runtime.engine.engine import Engine
-from penstock.runtime.sizing import make_scheduler
+from penstock.runtime.sizing import make_scheduler, step_size
 from penstock.tools.sim.simulation import simulate
 from penstock.tools.workload.arrivals import AtOnce, Gamma, Poisson
+from penstock.tools.workload.lengths import Uniform
 from penstock.tools.workload.workload import SharedPrefix
 from tests.sim.fleets import COST, make_fleet, make_workload, with_requests
 
@@ -43,7 +44,8 @@ class Ticket:
 def serve(fleet, workload):
     """Serve a workload with the engine itself, its clock moved by the device and, while idle, to the next event."""
     device = VirtualDevice()
-    engine = Engine(make_scheduler(fleet.config, fleet.sizing), device, lambda: device.now, depth=fleet.depth)
+    scheduler, sized = make_scheduler(fleet.config, fleet.sizing), step_size(fleet.config, "cuda")
+    engine = Engine(scheduler, device, lambda: device.now, depth=fleet.depth, step_size=sized)
     coming = deque(workload.requests)
     ends = {}
     while coming or engine.has_work:
@@ -79,6 +81,8 @@ FLEETS = {
     "continuous": make_fleet(),
     "small batches": make_fleet(max_batch_tokens=64, max_sequences=8),
     "preempting": make_fleet(num_blocks=60, max_sequences=32),
+    "a target": make_fleet(max_sequences=8, tpot_target_ms=20.0),
+    "fair": make_fleet(order="fair", max_batch_tokens=64, max_sequences=48),
     "static": make_fleet("static", max_sequences=8),
     "dynamic": make_fleet("dynamic", max_sequences=8, gather_s=0.1),
 }
@@ -89,6 +93,7 @@ FLEETS = {
 def test_simulator_and_engine_make_identical_batches(name, depth, arrivals):
     fleet = replace(FLEETS[name], depth=depth)
     workload = make_workload(3, num_requests=40, arrivals=arrivals, prefix=SharedPrefix(64, 2, 0.5))
+    workload = with_requests(workload, lambda request: replace(request, tenant="aab"[request.request_id % 3]))
     recording = Recording()
     result = simulate(replace(fleet, cost=recording, predicts=False), workload)
     batches, ends = serve(fleet, workload)
@@ -96,6 +101,16 @@ def test_simulator_and_engine_make_identical_batches(name, depth, arrivals):
     assert sorted(timeline.end_s for timeline in result.timelines) == sorted(ends.values())
     if name == "preempting":
         assert result.num_preemptions > 0
+
+
+def test_a_target_for_the_time_between_tokens_is_kept_as_the_server_keeps_it():
+    """Steps begin with more tokens than the target allows."""
+    prompts = make_workload(4, arrivals=AtOnce(), prompts=Uniform(6000, 8000), answers=Uniform(10, 30))
+    free, held = (
+        simulate(make_fleet(max_sequences=8, max_batch_tokens=4096, tpot_target_ms=target_ms), prompts)
+        for target_ms in (None, 20.0)
+    )
+    assert held.summary.itl.p90 <= 0.02 < free.summary.itl.p50
 
 
 def assert_equal(one, other):

@@ -9,7 +9,7 @@ from penstock.console.progress import ProgressBar
 class Config:
     """Compare every file of a fetched model with the checksum that was taken when it was fetched.
 
-    Exit status 1 if a file differs. Files that were not fetched by Penstock have no checksum to compare with.
+    Exit status 1 if a file differs or is gone; nothing is fetched. Files that Penstock did not fetch have no checksum.
     """
 
     model: str = field(default="default", metadata={"positional": True})
@@ -17,18 +17,17 @@ class Config:
 
 
 def run(config: Config) -> int:
-    from penstock.assembly.integrity import damage_of, find_fetched
+    from penstock.assembly.integrity import find_named
     from penstock.errors import ConfigError
-    from penstock.runtime.files import open_files
+    from penstock.runtime.formats.store import damaged_files
 
+    entry = find_named(config.model)
+    if entry is None:
+        raise ConfigError(f"{config.model} was not fetched by penstock, so there is nothing to compare it with")
     with ProgressBar() as progress:
-        path = open_files(config.model, progress=progress).path
-        entry = find_fetched(path)
-        if entry is None:
-            raise ConfigError(f"{path} was not fetched by penstock, so there is nothing to compare it with")
-        damaged = damage_of(path, progress)
+        damaged = damaged_files(entry, progress)
     for name in damaged:
         print(f"damaged: {name}")
-    way_out = "; fetch it again" if damaged else ""
+    way_out = f"; fetch it again: penstock pull {config.model}" if damaged else ""
     print(f"{entry.name}: {len(damaged)} of {len(entry.files)} files are damaged{way_out}")
     return 1 if damaged else 0

@@ -1,12 +1,17 @@
-"""The bounds a scheduler works within: found at start, fixed for its life."""
+"""The bounds a scheduler works within: found at start, fixed but for the size of steps, which follows from their time."""
 
 from bisect import bisect_right
+from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
 from penstock.errors import RequestError
+from penstock.runtime.core.batch import Batch
 from penstock.runtime.core.kinds.groups import PLAIN, CacheGroups
 from penstock.runtime.core.request import Request
+
+NUM_AGREEING = 3
+"""Full steps in a row that must say the same before the size changes."""
 
 
 class Limits(NamedTuple):
@@ -22,6 +27,9 @@ class Limits(NamedTuple):
     """Blocks that may be filled for the sake of prefixes alone; None for all."""
     batch_lane_tokens: int = 128
     """Most tokens of a step of batch sequences alone: an interactive request waits for its end, or its work is lost."""
+
+    shared_tokens: int | None = None
+    """Most tokens of a step while several tenants have work, where their service is counted; None for no fewer."""
 
     groups: CacheGroups = PLAIN
     """The kinds of cache that a sequence holds blocks of."""
@@ -75,3 +83,49 @@ class Limits(NamedTuple):
                 "the answer to go on with is as long as it may be already; ask for none", param="resumed"
             )
         return limit
+
+
+@dataclass(slots=True, kw_only=True)
+class StepSize:
+    """How many tokens a step may have, corrected by how long full steps really take: at start it follows from a short timing of
+    the device, which a busy moment spoils.
+
+    Doubles where full steps take less than half of the time they may take, halves where they take more than double.
+    """
+
+    step_s: float
+    """How long a full step may take."""
+    least: int
+    most: int
+    is_bounded_by_start: bool = False
+    """No larger than the first step's size: more room was not set aside."""
+    counts_decodes: bool = False
+    """Steps that only generate count too; else those with prompts alone say how long tokens take."""
+    shared: "StepSize | None" = None
+    """Of steps that several tenants share."""
+    _factor: float = field(default=1.0, init=False)
+    _num_agreeing: int = field(default=0, init=False)
+
+    def after(self, batch: Batch, seconds: float, size: int) -> int:
+        """The size from now on, given that of the step just computed."""
+        if self.is_bounded_by_start:
+            self.most, self.is_bounded_by_start = min(self.most, size), False
+        if (batch.chunks[-1].length == 1 and not self.counts_decodes) or batch.num_tokens < size:
+            return size
+        factor = 2.0 if seconds < self.step_s / 2 else 0.5 if seconds > 2 * self.step_s else 1.0
+        self._num_agreeing = self._num_agreeing + 1 if factor == self._factor else 1
+        self._factor = factor
+        if self._num_agreeing < NUM_AGREEING:
+            return size
+        self._num_agreeing = 0
+        return min(max(int(size * factor), min(self.least, size)), max(self.most, self.least))
+
+    def resize(self, limits: Limits, batch: Batch, seconds: float, *, is_shared: bool) -> Limits:
+        """The limits from now on, given how long a step took that was one of several tenants or was not."""
+        step_size, before = (self.shared, limits.shared_tokens) if is_shared else (self, limits.max_batch_tokens)
+        if step_size is None or before is None:
+            return limits
+        size = step_size.after(batch, seconds, before)
+        if size == before:
+            return limits
+        return limits._replace(shared_tokens=size) if is_shared else limits._replace(max_batch_tokens=size)

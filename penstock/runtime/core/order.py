@@ -4,7 +4,7 @@ An order keeps the waiting sequences. `rank` orders all sequences (smaller matte
 only preempt those that rank after it, so the first of all is never preempted and every sequence gets its turn.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from heapq import heapify, heappop, heappush
 from typing import Any, Protocol
 
@@ -38,6 +38,10 @@ class Order(Protocol):
     def tier(self, sequence: Sequence) -> float:
         """Importance class, larger matters less: preempted before others whatever the cost."""
 
+    @property
+    def firsts(self) -> Iterable[Sequence]:
+        """Where service is counted: the next of each tenant that waits."""
+
     def __len__(self) -> int: ...
 
     def __iter__(self) -> Iterator[Sequence]:
@@ -49,6 +53,7 @@ class Queue:
 
     MAX_GAPS = 64
     counts_service = False
+    firsts: Iterable[Sequence] = ()
 
     def __init__(self, rank: Callable[[Sequence], Rank], tier: Callable[[Sequence], float] = lambda _: 0.0) -> None:
         self.rank = rank
@@ -169,6 +174,10 @@ class FairQueue:
         """Tokens this tenant has been served, on the scale that admission compares."""
         return self._levels.get(tenant, self._present)
 
+    @property
+    def firsts(self) -> Iterable[Sequence]:
+        return [first for queue in self._queues.values() if (first := queue.peek()) is not None]
+
     def __len__(self) -> int:
         return self._num_waiting
 
@@ -237,6 +246,10 @@ class Lanes:
 
     def tier(self, sequence: Sequence) -> float:
         return float("inf") if sequence.request.is_batch else self._order.tier(sequence)
+
+    @property
+    def firsts(self) -> Iterable[Sequence]:
+        return self._order.firsts
 
     def __len__(self) -> int:
         return len(self._order) + len(self._batch)

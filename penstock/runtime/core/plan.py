@@ -14,6 +14,7 @@ from penstock.runtime.core.blocks import BlockPool, Match
 from penstock.runtime.core.limits import Limits
 from penstock.runtime.core.roster import Roster
 from penstock.runtime.core.sequence import Sequence
+from penstock.runtime.core.tenants.shares import Shares, share_step
 
 WHOLE_PROMPT = Match((), "prompt log probabilities need the whole prompt computed")
 
@@ -40,10 +41,12 @@ class StepPlan:
         "_mixed",
         "_pool",
         "_roster",
+        "_shares",
         "budget",
         "chunks",
         "copies",
         "is_batch_lane",
+        "is_shared",
         "lacks",
         "preemptions",
         "sequences",
@@ -62,6 +65,10 @@ class StepPlan:
         self.preemptions: tuple[Preemption, ...] = ()
         self.lacks = ""
         """What there is too little of for the first in order to come in; nothing if nobody waits."""
+        self.is_shared = False
+        """Several tenants have work, or had some lately: it is shorter than others."""
+        self._shares: Shares | None = None
+        """What each tenant may have of it; None if one has all of it."""
         self.is_batch_lane = False
         """It has batch sequences alone: no interactive one runs or waits."""
 
@@ -80,10 +87,12 @@ class StepPlan:
             longest = max(left, default=0) if first is None else max(*left, len(first.tokens), 0)
             num_answers, num_waiting = len(roster.running) - len(left), sum(left) + roster.num_waiting_tokens
             self.budget = self._mixed.size(num_answers, num_waiting, self.budget, longest)
+        if roster.order.counts_service and roster.batching.joins and not self.is_batch_lane:
+            self.budget, self.is_shared, self._shares = share_step(roster, self.budget, self._limits.shared_tokens)
         prompts = self.add_decodes()
         if prompts:
             for sequence in sorted(prompts, key=roster.order.rank):
-                if self.budget > 0 and sequence.row is not None:
+                if self.budget > 0 and sequence.row is not None and self._room(sequence) > 0:
                     self._add_prompt(sequence, sequence.row)
         if roster.waiting_since is not None:
             self._admit()
@@ -93,8 +102,8 @@ class StepPlan:
         if sequence in self.sequences:
             index = self.sequences.index(sequence)
             del self.sequences[index]
-            chunk = self.chunks.pop(index)
-            self.budget += chunk.length - chunk.num_fast_forward
+            self.budget += self.chunks[index].length - self.chunks[index].num_fast_forward
+            del self.chunks[index]
 
     # Tenants
 
@@ -129,6 +138,11 @@ class StepPlan:
         self._preempt(max(theirs, key=roster.order.rank), needy, lacks)
         return True
 
+    def _room(self, sequence: Sequence) -> int:
+        """Tokens of a prompt that fit the step and the tenant's share of it."""
+        shares = self._shares
+        return self.budget if shares is None else min(self.budget, shares.room(sequence.request.tenant))
+
     # Running sequences
 
     def add_decodes(self) -> list[Sequence]:
@@ -147,6 +161,8 @@ class StepPlan:
         capacity, sequences, chunks = self._limits.block_size, self.sequences, self.chunks
         pool, has_kinds = self._pool, not self._pool.groups.is_plain
         yields = bool(roster.batch) and roster.is_contended
+        shares = self._shares
+        paused = () if shares is None else shares.paused
         for index, sequence in enumerate(running):
             row = sequence.row
             if yields and sequence.request.is_batch:
@@ -155,6 +171,8 @@ class StepPlan:
                 continue  # preempted by one planned before it, or of unknown length until its drafts are verified
             if not sequence.holds_next:
                 prompts.append(sequence)
+                continue
+            if paused and sequence in paused:
                 continue
             start = sequence.num_launched
             end = start + 1
@@ -166,8 +184,11 @@ class StepPlan:
                 num_more = num_steps = min(sequence.fast_forward_steps, sequence.limit - len(sequence.tokens) - 1)
                 sequence.num_verifying = num_steps
             elif sequence.drafts:
-                drafts = self._usable_drafts(sequence, self.budget - (len(running) - index))
+                room = self.budget - (len(running) - index) if shares is None else shares.spare
+                drafts = self._usable_drafts(sequence, room)
                 num_more = len(drafts)
+                if shares is not None:
+                    shares.spare -= num_more
             end += num_more
             new_blocks = state = NO_BLOCKS
             others = NO_OTHERS
@@ -211,10 +232,9 @@ class StepPlan:
         """Compute as many of the known tokens as the budget allows. Their blocks were reserved at admission.
 
         Blocks that the chunk fills are published at once: sequences admitted from here on, in this step too, take them as
-        cached instead of computing them again. A single token is no such chunk: see `engine.runner`.
-        """
+        cached. A single token is no such chunk: see `engine.runner`."""
         start = sequence.num_launched
-        end = min(len(sequence.tokens), start + self.budget)
+        end = min(len(sequence.tokens), start + self._room(sequence))
         pool, holding = self._pool, sequence.holding
         others: tuple[tuple[int, ...], ...] = ()
         state: tuple[int, ...] = ()
@@ -240,6 +260,8 @@ class StepPlan:
             Chunk(row, start, end - start, token_ids, new_blocks, samples, arrival, others=others, state=state)
         )
         self.budget -= end - start
+        if self._shares is not None:
+            self._shares.take(sequence.request.tenant, end - start)
         sequence.num_launched = end
         if samples:
             sequence.holds_next = True
@@ -257,13 +279,11 @@ class StepPlan:
     def _grow_prompt(self, sequence: Sequence, end: int) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]] | None:
         """Blocks of the groups that were not given all at admission. A sequence that only waits for its own steps to be over,
         so that its window can free, is not planned now."""
-        holding = sequence.holding
+        holding, computed = sequence.holding, sequence.num_computed
         before = [len(held.blocks) for held in (holding, *holding.others)]
-        if self._pool.reserve(holding, end, computed=sequence.num_computed):
+        if self._pool.reserve(holding, end, computed=computed):
             return _grown(sequence, before)
-        return (
-            None if sequence.num_computed < sequence.num_launched else self._grow(sequence, end, sequence.num_computed)
-        )
+        return None if computed < sequence.num_launched else self._grow(sequence, end, computed)
 
     def _grow(
         self, sequence: Sequence, end: int, computed: int
@@ -297,7 +317,8 @@ class StepPlan:
     # Waiting sequences
 
     def _admit(self) -> None:
-        """Admit waiting sequences while there are rows, blocks and budget. No sequence overtakes the first in order."""
+        """Admit waiting sequences while there are rows, blocks and budget. None overtakes the first in order, unless that
+        one's tenant has had its share of the step."""
         roster = self._roster
         is_whole = not roster.batching.joins
         opens_s = roster.opens_s
@@ -306,7 +327,7 @@ class StepPlan:
             return
         self.lacks = "budget"
         while is_whole or self.budget > 0:
-            sequence = roster.order.peek()
+            sequence = self._first()
             if sequence is None or (sequence.request.is_batch and roster.is_contended):
                 self.lacks = "" if sequence is None else "idle time"
                 return
@@ -325,6 +346,14 @@ class StepPlan:
             row = roster.enter(sequence, num_cached)
             if self.budget > 0:
                 self._add_prompt(sequence, row)
+
+    def _first(self) -> Sequence | None:
+        first = self._roster.order.peek()
+        if self._shares is None or first is None or self._room(first) > 0:
+            return first
+        order = self._roster.order
+        rooms = [one for one in order.firsts if self._room(one) > 0]
+        return min(rooms, key=lambda one: (order.tier(one), order.rank(one)), default=None)
 
     def _preempt_batch(self, needy: Sequence, lacks: str) -> bool:
         """Preempt the batch sequence admitted last for an interactive one; False if there is none."""

@@ -3,6 +3,7 @@
 Sole writer of queues and epochs. Knows no steps, and nothing of what is computed.
 """
 
+from collections import Counter
 from collections.abc import Callable
 
 from penstock.runtime.core.batching import Batching
@@ -31,6 +32,9 @@ class Roster:
         "order",
         "present",
         "running",
+        "shared_until_s",
+        "tenants",
+        "turns",
         "waiting_since",
     )
 
@@ -46,6 +50,12 @@ class Roster:
         """Running sequences whose prompt is not computed yet."""
         self.batch: dict[Sequence, None] = {}
         """Running batch sequences."""
+        self.tenants: Counter[str] = Counter()
+        """Running sequences of each tenant, batch sequences apart."""
+        self.shared_until_s = 0.0
+        """Several tenants have work, or had some until a little before this."""
+        self.turns: dict[str, int] = {}
+        """Epoch of the sequence at which each tenant's last step ended, where not all of its sequences fitted."""
         self.num_batch_waiting = 0
         """Waiting batch sequences; they count towards no limit of interactive ones."""
         self.num_waiting_tokens = 0
@@ -98,6 +108,8 @@ class Roster:
             raise RuntimeError(f"waiting sequences hold blocks or rows: {held}")
         if [sequence for sequence in self.running if sequence.request.is_batch] != list(self.batch):
             raise RuntimeError("batch sequences that run and those counted as such differ")
+        if Counter(sequence.request.tenant for sequence in self.running if sequence not in self.batch) != self.tenants:
+            raise RuntimeError("running sequences of tenants are not counted right")
         if sum(sequence.request.is_batch for sequence in self.order) != self.num_batch_waiting:
             raise RuntimeError("batch sequences that wait are not counted right")
         waiting_tokens = sum(len(sequence.tokens) for sequence in self.order if not sequence.request.is_batch)
@@ -117,8 +129,11 @@ class Roster:
         self._stop_waiting(sequence)
 
     def enter(self, sequence: Sequence, num_cached: int) -> int:
-        """Admit the first in order, with the blocks reserved for it; returns its row."""
-        self.order.pop()
+        """Admit the first in order, or of its tenant, with the blocks reserved for it; returns its row."""
+        if self.order.peek() is sequence:
+            self.order.pop()
+        else:
+            self.order.remove(sequence)
         if not sequence.epoch:  # a charge may change who is first, so it comes after the pop
             self.order.charge(sequence, sequence.num_prompt - num_cached)
         self._stop_waiting(sequence)
@@ -126,6 +141,8 @@ class Roster:
         self.running[sequence] = self.present[sequence] = None
         if sequence.request.is_batch:
             self.batch[sequence] = None
+        else:
+            self.tenants[sequence.request.tenant] += 1
         self.num_epochs += 1
         row = self._rows.pop()
         sequence.enter(row, num_cached, self.num_epochs)
@@ -138,6 +155,8 @@ class Roster:
         if sequence.row is not None:
             self._rows.append(sequence.row)
         del self.running[sequence]
+        if not sequence.request.is_batch:
+            self._count_out(sequence.request.tenant)
         self.present.pop(sequence, None)
         self.batch.pop(sequence, None)
         self.behind.pop(sequence, None)
@@ -150,6 +169,12 @@ class Roster:
             self.on_preempt(sequence)
         self.leave(sequence)
         self.wait(sequence)
+
+    def _count_out(self, tenant: str) -> None:
+        self.tenants[tenant] -= 1
+        if not self.tenants[tenant]:
+            del self.tenants[tenant]
+            self.turns.pop(tenant, None)
 
     def catch_up(self) -> None:
         """Sequences have advanced: count again which prompts are not computed yet."""

@@ -36,6 +36,7 @@ from penstock.runtime.core.prefix import Holding, Namespace
 from penstock.runtime.core.request import Request
 from penstock.runtime.core.roster import Roster
 from penstock.runtime.core.sequence import Sequence
+from penstock.runtime.core.tenants.shares import sole_tenant
 
 MISSED_DEADLINE = Finish(FinishReason.ERROR, "the deadline passed before the answer was complete", Fault.DEADLINE)
 CANCELLED = Finish(FinishReason.CANCELLED)
@@ -73,7 +74,11 @@ class Scheduler:
         self.lacks = ""
         """What the first in order waited for in the last step."""
         self.yields = False
-        """The last step has batch sequences alone: it may be abandoned when an interactive request comes."""
+        """The last step may be abandoned when a request comes: it has batch sequences alone, or one tenant has all of it."""
+        self.sole_tenant: str | None = None
+        """The tenant that has all of it; its own requests interrupt nothing."""
+        self.is_shared = False
+        """The last step was short because several tenants have work, or had some lately."""
         self._order = self.roster.order
         self._requests: dict[int, list[Sequence]] = {}
         self._deadlines = Deadlines(self._requests)
@@ -139,9 +144,9 @@ class Scheduler:
 
     # Commands
 
-    def resize(self, max_batch_tokens: int) -> None:
-        """Plan steps of at most so many tokens from now on."""
-        self.limits = self.limits._replace(max_batch_tokens=max_batch_tokens)
+    def resize(self, limits: Limits) -> None:
+        """Plan steps of other sizes from now on; nothing else of the limits changes."""
+        self.limits = limits
 
     def add(self, request: Request, now: float) -> None:
         """Queue a request. Raises RequestError for what could never run, CapacityError when too much waits already."""
@@ -238,7 +243,9 @@ class Scheduler:
         self.pool.unpin_expired(now)
         plan = StepPlan(self.limits, self.pool, self.roster, self.mixed)
         plan.fill()
-        self.preemptions, self.lacks, self.yields = plan.preemptions, plan.lacks, plan.is_batch_lane
+        self.preemptions, self.lacks, self.is_shared = plan.preemptions, plan.lacks, plan.is_shared
+        self.sole_tenant = None if plan.is_shared or plan.is_batch_lane else sole_tenant(self.roster)
+        self.yields = plan.is_batch_lane or self.sole_tenant is not None
         self.num_preemptions += len(plan.preemptions)
         if not plan.chunks:
             return None

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from penstock.errors import CapacityError, EngineError, RankLostError, RequestError, StepInterruptedError
 from penstock.runtime.core.batch import Batch, Delta, Fault, Finish, FinishReason, StepOutput
 from penstock.runtime.core.features import StepTime
+from penstock.runtime.core.limits import StepSize
 from penstock.runtime.core.request import Request
 from penstock.runtime.core.runner import InterruptibleRunner, RehearsingRunner, Runner, Ticket
 from penstock.runtime.core.scheduler import CANCELLED, Scheduler
@@ -27,7 +28,6 @@ from penstock.runtime.engine.inbox import Inbox
 from penstock.runtime.engine.peers.exchange import PeerExchange, PeerNews
 from penstock.runtime.engine.recovery import NotLaunched, ResultPart, StepRecovery
 from penstock.runtime.engine.step_log import StepLog
-from penstock.runtime.engine.step_size import StepSize
 from penstock.runtime.engine.tiers.sessions import CacheAnswer, CacheOrder
 from penstock.runtime.engine.tiers.tiers import KVTiers, TierNews
 
@@ -78,6 +78,8 @@ class Engine:
         self.scheduler = scheduler
         self._step_size = step_size
         """Corrects the most tokens of a step; None keeps them as they are."""
+        if step_size is not None and step_size.shared is not None:
+            scheduler.resize(scheduler.limits._replace(shared_tokens=step_size.shared.least))  # grows where it may
         self.proposals = None if speculator is None else Proposals(scheduler, speculator)
         self.grammar_state = grammar_state
         """Holds sequences to their grammars; without it a request with a grammar is refused."""
@@ -95,6 +97,8 @@ class Engine:
         self._turn_s = clock()
         self._runner = runner
         self._interruptible = runner if isinstance(runner, InterruptibleRunner) else None
+        self._has_interrupted = False
+        """Since the last turn of the loop."""
         self._rehearsing = runner if isinstance(runner, RehearsingRunner) else None
         self._clock = clock
         self.depth = depth
@@ -144,7 +148,8 @@ class Engine:
     def submit(self, request: Request) -> None:
         """Hand over a request. It is answered by deltas, the last of which carries its finish, a refusal included."""
         self._inbox.put(request)
-        if self._interruptible is not None and not request.is_batch:
+        if self._interruptible is not None and not request.is_batch and request.tenant != self.scheduler.sole_tenant:
+            self._has_interrupted = True
             self._interruptible.interrupt(is_on=True)
 
     def cancel(self, request_id: int, choice: int | None = None) -> None:
@@ -201,7 +206,8 @@ class Engine:
         if log is not None:
             log.turn(now)
         scheduler = self.scheduler
-        if self._interruptible is not None and scheduler.has_batch_work:
+        if self._interruptible is not None and self._has_interrupted:
+            self._has_interrupted = False
             self._interruptible.interrupt(is_on=False)  # whoever is read below need not interrupt anything
         deltas = () if self._inbox.empty() and not self._taken else self._take_in(now)
         deltas += scheduler.expire(now)
@@ -482,11 +488,12 @@ class Engine:
         self._output_s = now
 
     def _resize(self, step_size: StepSize, batch: Batch, seconds: float) -> None:
-        limits = self.scheduler.limits
-        size = step_size.after(batch, seconds, limits.max_batch_tokens)
-        if size != limits.max_batch_tokens:
-            self.scheduler.resize(size)
-            LOGGER.info("steps have up to %d tokens from now on: %d took %.2f s", size, batch.num_tokens, seconds)
+        scheduler, before = self.scheduler, self.scheduler.limits
+        limits = step_size.resize(before, batch, seconds, is_shared=scheduler.is_shared)
+        if limits is not before:
+            scheduler.resize(limits)
+            sizes, took = (limits.max_batch_tokens, limits.shared_tokens), (batch.num_tokens, seconds)
+            LOGGER.info("steps have up to %d tokens from now on, shared ones %d: %d took %.2f s", *sizes, *took)
 
     def _withdraw(self) -> list[Batch]:
         """Steps launched after a failed one read its tokens: wait until they are over, then launch them again."""

@@ -291,7 +291,7 @@ class FastForwardReplica(Replica):
     # Seeing everybody
 
     def _must_settle(self, now: float) -> bool:
-        if self._settles and (self._inbox or self.scheduler.num_waiting):
+        if self._settles and (self._inbox or self.scheduler.num_waiting or self.scheduler.roster.behind):
             return True
         wake_s = self.scheduler.wake_s
         return wake_s is not None and wake_s <= now

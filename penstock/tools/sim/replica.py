@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 from penstock.errors import CapacityError, RequestError
 from penstock.metrics.histogram import Histogram
 from penstock.runtime.core.batch import Batch, Delta, StepOutput, make
+from penstock.runtime.core.limits import StepSize
 from penstock.runtime.core.request import Request
 from penstock.runtime.core.scheduler import Scheduler
 from penstock.service.router.policy import ReplicaView
@@ -64,6 +65,7 @@ class Replica:
         depth: int = 1,
         joins: bool = True,
         speculation: Speculation | None = None,
+        step_size: StepSize | None = None,
         tracer: SimulationTracer | None = None,
         seed: int = 0,
     ) -> None:
@@ -94,6 +96,7 @@ class Replica:
             )
             self._warmth = Warmth(self._time_varying.cooling, slowdown_trace)
         self.speculation = speculation
+        self._step_size = step_size
         self._events = events
         self._ledger = ledger
         self._depth = depth
@@ -233,6 +236,10 @@ class Replica:
             output = self.speculation.output(batch)
         else:
             output = StepOutput(tuple([(TOKEN,) if chunk.samples else () for chunk in batch.chunks]))
+        if self._step_size is not None:
+            scheduler = self.scheduler
+            sized = self._step_size.resize(scheduler.limits, batch, now - start_s, is_shared=scheduler.is_shared)
+            scheduler.resize(sized)
         deltas = self.scheduler.commit(batch, output, now)
         self.scheduler.note_step(batch, now - start_s)
         self._ledger.observe(deltas, now)

@@ -9,7 +9,7 @@ from penstock.metrics.summary import Slo, Summary, summarize
 from penstock.metrics.timeline import Timeline, Timelines
 from penstock.runtime.core.request import Request
 from penstock.runtime.garbage import collection_paused
-from penstock.runtime.sizing import Sizing, make_scheduler
+from penstock.runtime.sizing import Sizing, make_scheduler, step_size
 from penstock.service.router.policy import LeastPending, Policy
 from penstock.tools.cost.cost import Cost, TimeVaryingCost
 from penstock.tools.sim.adapters import AdapterShelf, ShelfRoom
@@ -140,7 +140,8 @@ class Fleet:
     def _replica(self, name: str, events: EventQueue, ledger: Ledger, tracer: SimulationTracer | None) -> Replica:
         scheduler = make_scheduler(self.config, self.sizing)
         joins = self.config.scheduler.batching == "continuous"
-        if self.predicts and self.depth == 1 and self.guessing is None:
+        sized = None if self.config.scheduler.tpot_target_ms is None else step_size(self.config, "cuda")
+        if self.predicts and self.depth == 1 and self.guessing is None and sized is None:
             settles = self.config.scheduler.order == "fair"
             return FastForwardReplica(
                 name,
@@ -163,6 +164,7 @@ class Fleet:
             depth=self.depth,
             joins=joins,
             speculation=speculation,
+            step_size=sized,
             tracer=tracer,
             seed=self.seed,
         )

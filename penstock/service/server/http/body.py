@@ -8,7 +8,7 @@ from random import random
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from penstock.service.edge.bodies import BodiesInFlight, BodyAccount
 from penstock.service.edge.memory import LARGE_BYTES, trim_memory
@@ -24,6 +24,8 @@ LEAST_BYTES_PER_S = 4096
 """A body that comes more slowly, after that, is given up: its sender holds memory and gives nothing."""
 SPREAD_S = 1.0
 """Bodies that began together are given up one after another."""
+FEW_BYTES = 512
+"""A body of no more is answered without looking whether its sender is still there."""
 MAX_VALUES = 1 << 18
 """Commas of a body, and colons: what is beyond takes longer to take apart than it is worth. A context that is longer than the
 bound on names raises it, since a text may hold one a token."""
@@ -124,7 +126,20 @@ async def read_body(request: Request, limits: BodyLimits, account: BodyAccount |
                 patience.reschedule(start_s + min(GRACE_S + scan.num_bytes / LEAST_BYTES_PER_S, READ_S))
     except TimeoutError:
         raise _too_slow() from None
+    if scan.num_bytes > FEW_BYTES:
+        await _look_up(request)
     return b"".join(parts)
+
+
+async def _look_up(request: Request) -> None:
+    """Raise ClientDisconnect if the client has left meanwhile: one turn of the event loop shows it, and what follows costs more
+    than that turn."""
+    await asyncio.sleep(0)
+    connection = request.scope.get("penstock.connection")
+    if connection is not None and connection.transport.is_closing():
+        while (await request.receive())["type"] != "http.disconnect":
+            pass  # until the protocol knows it too: it would answer otherwise
+        raise ClientDisconnect
 
 
 class BoundedRequest(Request):
