@@ -74,7 +74,14 @@ def converse(
             user = queue.pop(0)
             user.asked_s, user.answer = time.perf_counter(), []
             params = SamplingParams(temperature=0.0, max_tokens=answer, ignore_eos=True)
-            engine.submit(Request(request_id=next_id, prompt=tuple(user.said), params=params, session=str(user.number)))
+            engine.submit(
+                Request(
+                    request_id=next_id,
+                    prompt=tuple(user.said),
+                    params=params,
+                    session=str(user.number) if turns > 1 else "",
+                )
+            )
             told.num_prompt += len(user.said)
             running[next_id] = user
             next_id += 1
