@@ -35,7 +35,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "formats": ("errors",),
     "metrics": ("errors", "core"),
     "workload": ("errors", "core"),
-    "cost": ("errors", "core", "models.spec"),
+    "cost": ("errors", "core", "models.spec", "models.adapters"),
     "ops": ("errors", "models.spec", "models.kinds"),
     "layers": ("errors", "ops", "models.spec", "models.kinds"),
     "execution": (

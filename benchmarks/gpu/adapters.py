@@ -9,6 +9,8 @@ generations: how much later their first token comes than that of one on the devi
 
 import argparse
 import gc
+import os
+import shutil
 import statistics
 import tempfile
 import time
@@ -24,6 +26,7 @@ from penstock.assembly.engine import load, make_engine, size
 from penstock.config import configure
 from penstock.runtime.core.request import Request
 from penstock.runtime.engine.engine import Engine
+from penstock.runtime.models.spec import ModelSpec
 
 STREAMS, PROMPT, TOKENS = 64, 128, 128
 COUNTS = (1, 8, 32)
@@ -51,6 +54,17 @@ def finish(engine: Engine) -> None:
         for delta in engine.step():
             if delta.finish is not None and delta.finish.reason == "error":
                 raise SystemExit(delta.finish.message)
+
+
+def written(folder: Path, spec: ModelSpec, rank: int, count: int) -> list[str]:
+    """One adapter, and copies of it that differ in their last number: what numbers are takes no time."""
+    first = write(folder / "a0", spec, rank, 0)
+    for number in range(1, count):
+        made = shutil.copytree(first, folder / f"a{number}")
+        with (made / "adapter_model.safetensors").open("r+b") as file:
+            file.seek(-2, os.SEEK_END)
+            file.write(number.to_bytes(2, "little"))
+    return [str(folder / f"a{number}") for number in range(count)]
 
 
 def rate(seconds: Sequence[float]) -> float:
@@ -138,7 +152,8 @@ def main() -> None:
     torch.cuda.empty_cache()
     with tempfile.TemporaryDirectory(dir=asked.folder) as scratch:
         total = max(COUNTS) + asked.cold
-        paths = [str(write(Path(scratch) / f"a{n}", loaded.spec, asked.rank, n)) for n in range(total)]
+        paths = written(Path(scratch), loaded.spec, asked.rank, total)
+        print(f"{total} adapters written ({time.perf_counter() - begin_s:.0f} s)", flush=True)
         named = tuple(f"{Path(path).name}={path}" for path in paths)
         config = configure(config, adapters=named, max_adapters=max(COUNTS), max_adapter_rank=asked.rank)
         begin_s = time.perf_counter()
@@ -150,6 +165,7 @@ def main() -> None:
         for turn in range(asked.turns + 2):
             alone = timed(engine, [""] * STREAMS)
             found = {n: timed(engine, chosen) for n, chosen in cases.items()}
+            print(f"turn {turn}: {alone:.2f} s, {', '.join(f'{one:.2f}' for one in found.values())}", flush=True)
             if turn > 1:
                 base.append(alone)
                 for n, seconds in found.items():
@@ -160,7 +176,8 @@ def main() -> None:
         )
         for n, found_shares in shares.items():
             print(f"{n} adapters of rank {asked.rank}: {statistics.median(found_shares):.3f} of base", flush=True)
-        cold(engine, paths[max(COUNTS) :], paths[0])
+        if asked.cold:
+            cold(engine, paths[max(COUNTS) :], paths[0])
         engine.close()
 
 

@@ -18,7 +18,7 @@ NAMES = ["", "a0", "a1", "a2", "a0", ""]
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("crossed")
     write_chat_model(folder / "tiny.gguf")
-    for number in range(3):
+    for number in range(4):
         write_adapter(folder / f"a{number}", number)
     shutil.copytree(folder / "a0", folder / "copy of a0")
     return folder
@@ -76,7 +76,7 @@ def test_cached_prefixes_and_kept_blocks_are_those_of_the_same_numbers(folder: P
         assert tiers.counts.loaded_blocks > 0
         assert tiers.counts.faults == 0
         before = tiers.counts.loaded_blocks
-        cached(llm, "a2")
+        cached(llm, "a3")
         assert tiers.counts.loaded_blocks == before
 
 
@@ -99,3 +99,16 @@ def test_a_file_that_changed_hits_nothing_of_what_it_was(folder: Path, tmp_path:
         fresh = tokens(llm, [prompt], ["one"])
     assert [list(done.choices[0].token_ids)] == fresh != before
     assert done.prefix is None or done.prefix.num_tokens == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", [{"tensor": 2}, {"pipeline": 2}], ids=["tensor", "pipeline"])
+def test_processes_together_adapt_as_one(folder: Path, layout: dict[str, int]) -> None:
+    prompts = [repeating(number) for number in range(len(NAMES))]
+    params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+    with opened(folder, speculate="off") as llm:
+        alone = tokens(llm, prompts, NAMES, params)
+    with opened(folder, speculate="off", max_adapters=2, **layout) as llm:
+        together = tokens(llm, prompts, NAMES, params)
+    alike = sum(one == other for one, other in zip(alone, together, strict=True))
+    assert alike >= len(NAMES) - 1, "sums of parts are rounded otherwise, words hardly"

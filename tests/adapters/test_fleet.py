@@ -1,5 +1,6 @@
 """Adapters through a router: model names like any other, for keys that are limited to them, on every replica."""
 
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 
@@ -50,8 +51,12 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         servers = started_together(stack, made)
         words = [word for server in servers for word in ("--replica", server.url)]
         words += ["--gateway", str(settings), "--policy", "round-robin"]
-        router = stack.enter_context(routing(*words, servers=servers, PENSTOCK_REPLICA_KEY=ROUTER_KEY))
-        yield Fleet(router.url, keys)
+        fleet = Fleet(stack.enter_context(routing(*words, PENSTOCK_REPLICA_KEY=ROUTER_KEY)).url, keys)
+        end_s = time.monotonic() + PATIENCE_S
+        while fleet.ask("a0", "any").status_code != 200:
+            assert time.monotonic() < end_s, fleet.ask("a0", "any").text
+            time.sleep(0.1)
+        yield fleet
 
 
 @pytest.mark.slow

@@ -5,12 +5,21 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from tests.adapters.making import write_adapter
-from tests.offline import write_chat_model
+from tests.offline import HIDDEN, write_chat_model
 from tests.server.serving import Server, serving
 
 ADMIN = "admin-key-of-some-length"
+HOSTILE = [
+    ("q_proj.lora_A.weight", torch.full((4, HIDDEN), float("nan")), "not finite"),
+    ("q_proj.lora_A.weight", torch.zeros((4, HIDDEN + 1)), "another base"),
+    ("q_proj.lora_A.weight", torch.zeros((4000, HIDDEN)), "ranks differ"),
+    ("down_proj.lora_B.weight", torch.zeros((1, 4)), "another base"),
+]
+"""Tensors in place of good ones, and what is said of them."""
 ASKED = {"prompt": "Water falls", "max_tokens": 12, "temperature": 0}
 
 
@@ -104,6 +113,18 @@ def test_a_bad_adapter_is_one_clear_error_and_the_server_goes_on(server: Server,
     answer = server.post("/v1/load_lora_adapter", {"lora_name": "bad", "lora_path": "bad"})
     assert answer.status_code == 400
     assert "cut short" in answer.json()["error"]["message"]
+    for name, tensor, words in HOSTILE:
+        write_adapter(bad, 3)
+        tensors = load_file(weights)
+        tensors[next(one for one in tensors if one.endswith(name))] = tensor
+        save_file(tensors, weights)
+        answer = server.post("/v1/load_lora_adapter", {"lora_name": "bad", "lora_path": "bad"})
+        assert answer.status_code == 400
+        assert words in answer.json()["error"]["message"]
+        assert server.post("/v1/completions", {"model": "bad", **ASKED}).status_code == 404
+    (folder / "adapters" / "link").symlink_to(folder / "named")
+    outside = server.post("/v1/load_lora_adapter", {"lora_name": "x", "lora_path": "link"})
+    assert outside.status_code == 400
     outside = server.post("/v1/load_lora_adapter", {"lora_name": "x", "lora_path": "../named"})
     assert outside.status_code == 400
     assert "leads out" in outside.json()["error"]["message"]

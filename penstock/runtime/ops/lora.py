@@ -4,7 +4,7 @@ Matrices of all adapters lie in one memory, each adapter's in a run of its own; 
 begin. Both stay where they are while adapters come and go, so a recorded step stays valid.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from penstock.runtime.models.spec import Activation
 from penstock.runtime.ops.activation import gate
-from penstock.runtime.ops.moe import Groups, group_pairs
+from penstock.runtime.ops.moe import max_tiles
 from penstock.runtime.ops.op import operation
 
 RANK_STEP = 16
@@ -24,7 +24,7 @@ MOST_PARTS = 3
 class LoraBank(NamedTuple):
     """One product's thin matrices, of all adapters. Adapter 0 is none.
 
-    A is [parts x rank, inputs], B [rank, outputs]: outputs come in parts, each with rows of its own in A.
+    A is [parts x rank, inputs], B [outputs, rank]: outputs come in parts, each with rows of its own in A.
     """
 
     numbers: Tensor
@@ -47,9 +47,43 @@ def lora_tile(num_tokens: int) -> int:
     return 16 if num_tokens <= MANY_TOKENS else 64
 
 
-def group_tokens(slots: Tensor, num_slots: int) -> Groups:
-    """Tokens in the order of their adapters, in runs of up to a tile; once a step, for all products."""
-    return group_pairs(slots[:, None].long(), num_slots, lora_tile(len(slots)))
+class TokenTiles(NamedTuple):
+    """Tokens in runs of one adapter each, up to a tile long: those of adapters, those of none, and room for more."""
+
+    tokens: Tensor
+    """int32 [tiles, tile]; -1 where a run is shorter."""
+    slots: Tensor
+    """int32 [tiles], -1 where there is no run."""
+    counts: Tensor
+    """int32 [2]: runs of adapters, runs in all."""
+
+
+def _tile_examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
+    generator = torch.Generator(device).manual_seed(33)
+    for count, num_slots in ((1, 4), (9, 3), (70, 5), (600, 9)):
+        slots = torch.randint(0, num_slots, (count,), generator=generator, device=device).int()
+        slots[count // 2 :] = num_slots - 1
+        yield slots, num_slots
+
+
+@operation(_tile_examples)
+def tile_tokens(slots: Tensor, num_slots: int) -> TokenTiles:
+    """Of tokens with these adapters, in their order; once a step, for all products."""
+    tile = lora_tile(len(slots))
+    num_tiles = max_tiles(len(slots), num_slots, tile)
+    runs = [
+        (slot, run)
+        for slot in (*range(1, num_slots), 0)
+        for run in torch.split(torch.where(slots == slot)[0], tile)
+        if len(run)
+    ]
+    tokens = torch.full((num_tiles, tile), -1, dtype=torch.int32, device=slots.device)
+    owners = torch.full((num_tiles,), -1, dtype=torch.int32, device=slots.device)
+    for number, (slot, run) in enumerate(runs):
+        tokens[number, : len(run)] = run.int()
+        owners[number] = slot
+    num_adapted = sum(slot > 0 for slot, _ in runs)
+    return TokenTiles(tokens, owners, torch.tensor([num_adapted, len(runs)], dtype=torch.int32, device=slots.device))
 
 
 def _banks(
@@ -63,6 +97,10 @@ def _banks(
     places = [[rank, 16, 16 + rank * parts * columns, slot == 3] for slot, rank in enumerate(ranks)]
     factors = torch.rand((4, outputs), generator=generator, device=device) + 0.5
     return LoraBank(numbers, torch.tensor(places, dtype=torch.int32, device=device), factors, 32)
+
+
+Product = Callable[[], Tensor]
+"""The plain product W x and perhaps a bias, [tokens, outputs], made when it is called: kernels do something beside it."""
 
 
 def _examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
@@ -79,7 +117,8 @@ def _examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
             slots[-1] = 3
             bank = _banks(device, generator, columns, sizes, dtype)
             bias = normal(sum(sizes)) if has_bias else None
-            yield normal(tokens, sum(sizes)), normal(tokens, columns), bias, group_tokens(slots, 4), slots, bank, sizes
+            product = normal(tokens, sum(sizes)).clone
+            yield normal(tokens, columns), product, bias, tile_tokens(slots, 4), slots, bank, sizes
 
 
 def _gated_examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
@@ -90,18 +129,19 @@ def _gated_examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
 
 @operation(_examples)
 def add_lora(
-    y: Tensor,
     x: Tensor,
+    product: Product,
     bias: Tensor | None,
-    groups: Groups | None,
+    tiles: TokenTiles | None,
     slots: Tensor,
     bank: LoraBank,
     sizes: Sequence[int],
 ) -> Tensor:
-    """Adds to y [tokens, outputs], in place, B (A x) of each token's adapter; y is W x and perhaps a bias.
+    """The product of x [tokens, inputs] with B (A x) of each token's adapter added.
 
-    `groups` are the tokens by adapter, for kernels.
+    `tiles` are the tokens by adapter, for kernels.
     """
+    y = product()
     for slot in torch.unique(slots).tolist():
         rank, at_a, at_b, is_scaled = bank.places[slot].tolist()
         if slot == 0 or rank == 0:
@@ -112,23 +152,23 @@ def add_lora(
             plain = before if bias is None else before - bias.float()
             before = plain * bank.factors[slot] if bias is None else plain * bank.factors[slot] + bias.float()
         a = bank.numbers[slot - 1, at_a : at_a + rank * len(sizes) * x.shape[1]].view(-1, x.shape[1])
-        b = bank.numbers[slot - 1, at_b : at_b + rank * y.shape[1]].view(rank, -1)
+        b = bank.numbers[slot - 1, at_b : at_b + rank * y.shape[1]].view(-1, rank)
         shrunk = torch.split(x[at].float() @ a.float().t(), rank, 1)
-        made = [part @ weights for part, weights in zip(shrunk, torch.split(b.float(), list(sizes), 1), strict=True)]
+        made = [part @ rows.t() for part, rows in zip(shrunk, torch.split(b.float(), list(sizes)), strict=True)]
         y[at] = (before + torch.cat(made, 1)).to(y.dtype)
     return y
 
 
 @operation(_gated_examples)
 def add_lora_gated(
-    y: Tensor,
     x: Tensor,
+    product: Product,
     bias: Tensor | None,
-    groups: Groups | None,
+    tiles: TokenTiles | None,
     slots: Tensor,
     bank: LoraBank,
     sizes: Sequence[int],
     activation: Activation,
 ) -> Tensor:
     """The same, of which the first half then gates the second. Outputs are one part or two halves."""
-    return gate(add_lora.definition(y.clone(), x, bias, groups, slots, bank, sizes), activation)
+    return gate(add_lora.definition(x, product, bias, tiles, slots, bank, sizes), activation)

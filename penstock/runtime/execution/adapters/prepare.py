@@ -60,7 +60,7 @@ def pack(adapter: Adapter, linears: Mapping[str, LoraLinear], most_rank: int, li
     places = torch.zeros((len(linears), 4), dtype=torch.int32)
     changed = {name: parts for name, parts in adapter.changes.items() if name not in TABLES}
     total = sum(_num_numbers(parts, linears[name].sizes) for name, parts in changed.items())
-    numbers = torch.zeros(total, dtype=like.dtype, pin_memory=is_pinned)
+    numbers = torch.empty(total, dtype=like.dtype, pin_memory=is_pinned)
     has_factors = any(part is not None and part.scales is not None for parts in changed.values() for part in parts)
     factors = torch.ones(sum(sum(linear.sizes) for linear in linears.values())) if has_factors else None
     at = first = 0
@@ -75,7 +75,7 @@ def pack(adapter: Adapter, linears: Mapping[str, LoraLinear], most_rank: int, li
             end = at + _num_numbers(parts, linear.sizes)
             at_b = end - rank * outputs
             places[number] = torch.tensor([rank, at, at_b, is_scaled])
-            _lay(parts, linear.sizes, numbers[at:at_b], numbers[at_b:end].view(rank, outputs))
+            _lay(parts, linear.sizes, numbers[at:at_b], numbers[at_b:end].view(outputs, rank))
             if factors is not None:
                 for part in parts:
                     if part is not None and part.scales is not None:
@@ -109,11 +109,15 @@ def _num_numbers(parts: Sequence[LowRank | None], sizes: Sequence[int]) -> int:
 
 
 def _lay(parts: Sequence[LowRank | None], sizes: Sequence[int], a: Tensor, b: Tensor) -> None:
-    rows, first = a.view(len(sizes), len(b), -1), 0
+    """Zeros where there is no change, and beyond its rank."""
+    rows, first = a.view(len(sizes), b.shape[1], -1), 0
     for number, (part, size) in enumerate(zip(parts, sizes, strict=True)):
+        rank, own = 0 if part is None else part.rank, b[first : first + size]
         if part is not None:
-            rows[number, : part.rank] = part.right
-            b[: part.rank, first : first + size] = part.left.t()
+            rows[number, :rank] = part.right
+            own[:, :rank] = part.left
+        rows[number, rank:] = 0.0
+        own[:, rank:] = 0.0
         first += size
 
 

@@ -17,7 +17,7 @@ from penstock.runtime.execution.load.adapters import Adapter, read_adapter
 from penstock.runtime.layers.adapted.step import AdapterStep, TokenSlots
 from penstock.runtime.models.sharding import ModelShard
 from penstock.runtime.models.spec import ModelSpec
-from penstock.runtime.ops.lora import group_tokens
+from penstock.runtime.ops.lora import tile_tokens
 
 
 class AdapterBank(Protocol):
@@ -145,5 +145,5 @@ class AdapterSlots:
             self._set_tokens(self.on_device[rows])
 
     def _set_tokens(self, slots: Tensor) -> None:
-        groups = None if slots.device.type == "cpu" else group_tokens(slots, self.num_slots + 1)
-        self.step.tokens = TokenSlots(groups, slots)
+        tiles = None if slots.device.type == "cpu" else tile_tokens(slots, self.num_slots + 1)
+        self.step.tokens = TokenSlots(tiles, slots)

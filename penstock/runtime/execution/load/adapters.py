@@ -6,7 +6,8 @@ adapter's own directory is opened.
 
 import json
 import math
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -37,12 +38,13 @@ from penstock.runtime.models.adapters import (
 )
 from penstock.runtime.models.sharding import ModelShard, shard_recipes
 from penstock.runtime.models.spec import ModelSpec, MoE
-from penstock.runtime.models.weights import Recipe, Stack, sources
+from penstock.runtime.models.weights import Concat, Recipe, Stack, sources
 
 MAX_CONFIG_BYTES = 1 << 20
 MAX_RANK = 512
+PERSON = b"penstock.lora"
 HASHED_BYTES = 8 << 20
-HASHING_THREADS = 4
+READING_THREADS = max(1, min(4, (os.cpu_count() or 1) // 2))
 PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """Numbers as torch knows them."""
 MAX_TENSORS = 200_000
@@ -113,10 +115,14 @@ class Module:
 
 def read_adapter(path: Path, spec: ModelSpec, max_rank: int = MAX_RANK, shard: ModelShard | None = None) -> Adapter:
     """An adapter for a model, or for a rank's part of it; ModelFileError says why one is refused."""
-    checkpoint, settings, digest = _open(path, spec)
+    checkpoint, settings, files = _open(path, spec)
     try:
         modules = _modules(checkpoint)
-        reading = AdapterReading(path, spec, settings, modules, max_rank)
+        reading = AdapterReading(path, spec, settings, max_rank)
+        with ThreadPoolExecutor(READING_THREADS, thread_name_prefix="adapter") as pool:
+            hashed = [pool.submit(_hashed, part) for part in _parts(files)]
+            list(pool.map(reading.take, modules.values()))
+            digest = blake2b(b"".join(part.result() for part in hashed), digest_size=16, person=PERSON).hexdigest()
         return reading.adapter(digest, shard)
     except ModelFileError as error:
         raise ModelFileError(f"the adapter {path} is refused: {error}") from error
@@ -124,10 +130,11 @@ def read_adapter(path: Path, spec: ModelSpec, max_rank: int = MAX_RANK, shard: M
         checkpoint.close()
 
 
-def _open(path: Path, spec: ModelSpec) -> tuple[Checkpoint, AdapterSettings, str]:
+def _open(path: Path, spec: ModelSpec) -> tuple[Checkpoint, AdapterSettings, tuple[Path, ...]]:
+    """With the files whose contents tell one adapter from another."""
     if path.suffix == ".gguf":
         file = GgufFile(path)
-        return file, read_gguf_settings(file.metadata, spec), _digest(path)
+        return file, read_gguf_settings(file.metadata, spec), (path,)
     config_path, weights_path = path / CONFIG_NAME, path / WEIGHTS_NAME
     if not config_path.exists():
         raise ModelFileError(f"{path} is no adapter: it has no {CONFIG_NAME}; name a PEFT directory or a .gguf file")
@@ -138,7 +145,7 @@ def _open(path: Path, spec: ModelSpec) -> tuple[Checkpoint, AdapterSettings, str
     for name in (CONFIG_NAME, WEIGHTS_NAME):
         confined(path, name)
     settings = read_settings(_json(config_path))
-    return SafetensorsFile(weights_path), settings, _digest(config_path, weights_path)
+    return SafetensorsFile(weights_path), settings, (config_path, weights_path)
 
 
 def _json(path: Path) -> Mapping[str, Any]:
@@ -153,19 +160,16 @@ def _json(path: Path) -> Mapping[str, Any]:
     return content
 
 
-def _digest(*paths: Path) -> str:
-    """Of the contents: adapters that compute the same share what is cached of them. Parts of a file are hashed side by side."""
-    parts = [(path, begin) for path in paths for begin in range(0, max(path.stat().st_size, 1), HASHED_BYTES)]
-    with ThreadPoolExecutor(HASHING_THREADS) as pool:
-        hashed = pool.map(_hashed, parts) if len(parts) > 2 else map(_hashed, parts)
-        return blake2b(b"".join(hashed), digest_size=16, person=b"penstock.lora").hexdigest()
+def _parts(files: Sequence[Path]) -> list[tuple[Path, int]]:
+    """Pieces of files, hashed side by side: adapters that compute the same share what is cached of them."""
+    return [(file, begin) for file in files for begin in range(0, max(file.stat().st_size, 1), HASHED_BYTES)]
 
 
 def _hashed(part: tuple[Path, int]) -> bytes:
     path, begin = part
     with path.open("rb") as file:
         file.seek(begin)
-        return blake2b(file.read(HASHED_BYTES), digest_size=32, person=b"penstock.lora").digest()
+        return blake2b(file.read(HASHED_BYTES), digest_size=32, person=PERSON).digest()
 
 
 def _modules(checkpoint: Checkpoint) -> dict[str, Module]:
@@ -186,9 +190,7 @@ def _modules(checkpoint: Checkpoint) -> dict[str, Module]:
 class AdapterReading:
     """One adapter on its way from tensors to changes of parameters."""
 
-    def __init__(
-        self, path: Path, spec: ModelSpec, settings: AdapterSettings, modules: dict[str, Module], max_rank: int
-    ) -> None:
+    def __init__(self, path: Path, spec: ModelSpec, settings: AdapterSettings, max_rank: int) -> None:
         self._path = path
         self._spec = spec
         self._settings = settings
@@ -198,8 +200,6 @@ class AdapterReading:
         self._found: dict[str, LowRank] = {}
         """By the base's tensors."""
         self._whole: dict[str, Tensor] = {}
-        for module in modules.values():
-            self._take(module)
 
     def adapter(self, digest: str, shard: ModelShard | None) -> Adapter:
         spec = self._spec if shard is None else shard.spec
@@ -229,7 +229,8 @@ class AdapterReading:
                 changes[module] = parts
         return Adapter(digest, str(self._path), self._settings.base, changes, experts, tables)
 
-    def _take(self, module: Module) -> None:
+    def take(self, module: Module) -> None:
+        """From any thread, several at once."""
         kinds = set(module.parts)
         leaf = self._names.find(module.name)
         if kinds == {"weight"}:
@@ -339,15 +340,18 @@ class AdapterReading:
             values = torch.from_numpy(dequantize(raw)).view(raw.shape)
         else:  # several times faster: somebody waits for it
             values = torch.frombuffer(bytearray(raw.data), dtype=plain).view(raw.shape).float()
-        if not math.isfinite(values.sum(dtype=torch.float64).item()):
+        # Sums of numbers that are finite hardly ever are not.
+        if not math.isfinite(values.sum().item()) and not bool(torch.isfinite(values).all()):
             raise ModelFileError(f"its tensor {quoted(raw.name)} has numbers that are not finite")
         return values
 
 
 def _fitted(recipe: Recipe, find: Any, shape: MatrixShape) -> tuple[LowRank | None, ...]:
     changes = follow(recipe, find, shape.rows)
+    is_whole = not isinstance(recipe, Concat)  # parts of one were checked as they were laid side by side
     for change in changes:
-        if change.right.shape[1] != shape.columns or change.rows.stop > sum(shape.rows):
+        is_short = is_whole and len(change.left) < sum(shape.rows)
+        if change.right.shape[1] != shape.columns or change.rows.stop > sum(shape.rows) or is_short:
             raise ModelFileError(
                 f"a matrix of {sum(shape.rows)} x {shape.columns} is changed by one of {change.rows.stop} x "
                 f"{change.right.shape[1]}; the adapter is for another base"

@@ -1,13 +1,14 @@
 """A matrix that adapters add thin ones to."""
 
 from collections.abc import Sequence
+from functools import partial
 
 from torch import Tensor, nn
 
 from penstock.runtime.layers.adapted.step import AdapterStep
 from penstock.runtime.models.spec import Activation
 from penstock.runtime.ops.fp8 import Fp8
-from penstock.runtime.ops.lora import LoraBank, add_lora, add_lora_gated
+from penstock.runtime.ops.lora import LoraBank, Product, add_lora, add_lora_gated
 
 
 class LoraLinear(nn.Module):
@@ -28,22 +29,23 @@ class LoraLinear(nn.Module):
         return self.linear.bias  # type: ignore[return-value]
 
     def forward(self, x: Tensor | Fp8) -> Tensor:
-        return self._adapted(self.linear(x), x)
+        return self._adapted(partial(self.linear, x), x)
 
     def gated(self, x: Tensor, activation: Activation) -> Tensor:
         tokens = self.step.tokens
         if tokens is None or self.bank is None:
             return self.linear.gated(x, activation)  # type: ignore[operator, no-any-return]
-        return add_lora_gated(self.linear(x), _floats(x), self.bias, *tokens, self.bank, self.sizes, activation)
+        product = partial(self.linear, x)
+        return add_lora_gated(_floats(x), product, self.bias, *tokens, self.bank, self.sizes, activation)
 
     def scores(self, hidden: Tensor) -> Tensor:
-        return self._adapted(self.linear.scores(hidden), hidden)  # type: ignore[operator]
+        return self._adapted(lambda: self.linear.scores(hidden), hidden)  # type: ignore[operator]
 
-    def _adapted(self, y: Tensor, x: Tensor | Fp8) -> Tensor:
+    def _adapted(self, product: Product, x: Tensor | Fp8) -> Tensor:
         tokens = self.step.tokens
         if tokens is None or self.bank is None:
-            return y
-        return add_lora(y, _floats(x), self.bias, *tokens, self.bank, self.sizes)
+            return product()
+        return add_lora(_floats(x), product, self.bias, *tokens, self.bank, self.sizes)
 
 
 def _floats(x: Tensor | Fp8) -> Tensor:

@@ -5,13 +5,13 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from penstock.runtime.ops.moe import Groups
+from penstock.runtime.ops.lora import TokenTiles
 
 
 class TokenSlots(NamedTuple):
     """Adapters of some tokens: the tokens in their order, and [tokens] int32."""
 
-    groups: Groups | None
+    tiles: TokenTiles | None
     """What kernels read; none where the definition computes."""
     slots: Tensor
 

@@ -1,12 +1,16 @@
 """What adapters add to a product, in two launches for all tokens and all joined modules.
 
-    shrink   a tile of tokens of one adapter times A, the inputs shared out among programs: sums that are not added up yet
-    expand   those sums added up, times some columns of B, added to the product; with a gate, gated right away
+    tile     once a step: tokens sorted by adapter and cut into tiles, those of adapters first
+    shrink   a tile times A of all parts, the inputs shared out among programs: sums that are not added up yet
+    expand   those sums added up, times some rows of B, added to the product; with a gate, gated right away
 
-Tiles of no adapter end at once. Tiles, ranks and places are older than the launch before, so they are read while it ends.
+A program takes one tile after another, as many as there are. Shrinking reads nothing that the product before it writes, so it
+waits only before it writes; expanding waits only for the sums. Loads are not moved from one turn of a loop to another
+(`num_stages=1`): what a launch waits for must not be read before.
 """
 
 from collections.abc import Sequence
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -16,17 +20,27 @@ from torch import Tensor
 
 from penstock.runtime.models.spec import Activation
 from penstock.runtime.ops.activation import CLAMP, SHARPNESS
-from penstock.runtime.ops.lora import RANK_STEP, LoraBank, add_lora, add_lora_gated, is_even, lora_tile
-from penstock.runtime.ops.moe import Groups
+from penstock.runtime.ops.lora import (
+    RANK_STEP,
+    LoraBank,
+    Product,
+    TokenTiles,
+    add_lora,
+    add_lora_gated,
+    is_even,
+    lora_tile,
+    tile_tokens,
+)
 from penstock.runtime.ops.triton.activation import KINDS, gated
 from penstock.runtime.ops.triton.host.chain import await_others, chained
 from penstock.runtime.ops.triton.host.launch import entry
+from penstock.runtime.ops.triton.sorting import sort_pairs
 
 
 class LoraCut(NamedTuple):
     """How the work is shared out among programs."""
 
-    block: int = 128
+    block: int = 256
     """Inputs a program reads at a time."""
     splits: int = 8
     """Most programs that share a tile's inputs: with few tokens there are few tiles, and one program would take long."""
@@ -34,58 +48,98 @@ class LoraCut(NamedTuple):
     rows: int = 128
     """Outputs of a program."""
     expand_warps: int = 4
-    gated_rows: int = 64
+    gated_rows: int = 128
     gated_warps: int = 4
+    spread: int = 2
+    """Programs for each tile that the tokens would fill if all had one adapter."""
+    is_aside: bool = False
+    """Shrinking goes on beside the product, on a stream of its own."""
 
 
 CUT = LoraCut()
 
 
 @entry
-@triton.jit(do_not_specialize=["num_tokens"])
-def _shrink(
-    x, order, tiles, numbers, places, out, num_tokens, room, stride,
-    COLUMNS: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr, SPLITS: tl.constexpr, TILE: tl.constexpr,
-    BLOCK: tl.constexpr, RANKS: tl.constexpr, CHAINS: tl.constexpr,
-):  # fmt: skip
-    """WIDTH is the room for a part's ranks, RANKS how many are computed together."""
-    tile = tiles + tl.program_id(0) * 3
-    slot = tl.load(tile).to(tl.int64)
-    rank = tl.load(places + tl.maximum(slot, 0) * stride)
-    if (slot <= 0) | (rank == 0):
-        await_others(CHAINS)
-        return
-    end = tl.load(tile + 2)
-    sorted_at = tl.load(tile + 1) + tl.arange(0, TILE)
-    tokens = tl.load(order + tl.minimum(sorted_at, end - 1)).to(tl.int64)
-    ranks = tl.arange(0, RANKS)
-    columns = tl.arange(0, BLOCK)
-    split = tl.program_id(1)
-    part = tl.program_id(2)
-    a = numbers + (slot - 1) * room + tl.multiple_of(tl.load(places + slot * stride + 1), 16) + part * rank * COLUMNS
-    a = tl.multiple_of(a, 16)
+@triton.jit(do_not_specialize=["num_tiles"])
+def _compact(
+    order, found, tokens, slots, counts, num_tiles, PAD: tl.constexpr, TILE: tl.constexpr, CHAINS: tl.constexpr
+):
+    """One tile to its place: those of adapters come first, then those of none, in their order."""
     await_others(CHAINS)
-    target = out + (split * num_tokens + sorted_at.to(tl.int64))[:, None] * (PARTS * WIDTH) + part * WIDTH
-    for above in range(0, rank, RANKS):
-        total = tl.zeros([TILE, RANKS], tl.float32)
-        there = (above + ranks < rank)[None, :]
-        for begin in range(split * BLOCK, COLUMNS, SPLITS * BLOCK):
-            inside = begin + columns < COLUMNS
-            read = tl.load(x + tokens[:, None] * COLUMNS + begin + columns[None, :], mask=inside[None, :], other=0.0)
-            at = a + (above + ranks[None, :]) * COLUMNS + begin + columns[:, None]
-            weights = tl.load(at, mask=inside[:, None] & there, other=0.0)
-            total = tl.dot(read.to(weights.dtype), weights, total, input_precision="ieee")
-        tl.store(target + above + ranks[None, :], total, mask=(sorted_at < end)[:, None] & there)
+    own = tl.program_id(0)
+    numbers = tl.arange(0, PAD)
+    every = tl.load(found + numbers * 3, mask=numbers < num_tiles, other=-1)
+    slot = tl.load(found + own * 3)
+    start = tl.load(found + own * 3 + 1)
+    end = tl.load(found + own * 3 + 2)
+    kinds = tl.where(every > 0, 0, tl.where(every == 0, 1, 2))
+    kind = tl.where(slot > 0, 0, tl.where(slot == 0, 1, 2))
+    is_before = (kinds < kind) | ((kinds == kind) & (numbers < own))
+    place = tl.sum((is_before & (numbers < num_tiles)).to(tl.int32), axis=0)
+    lanes = start + tl.arange(0, TILE)
+    taken = tl.load(order + lanes, mask=lanes < end, other=-1)
+    tl.store(tokens + place * TILE + tl.arange(0, TILE), taken)
+    tl.store(slots + place, tl.where(slot < 0, -1, slot))
+    if own == 0:
+        tl.store(counts, tl.sum((kinds == 0).to(tl.int32), axis=0))
+        tl.store(counts + 1, tl.sum(((kinds < 2) & (numbers < num_tiles)).to(tl.int32), axis=0))
+
+
+@tile_tokens.kernel("cuda", fits=lambda slots, num_slots: len(slots) > 0)
+def compact_tiles(slots: Tensor, num_slots: int) -> TokenTiles:
+    tile, device = lora_tile(len(slots)), slots.device
+    order, found = sort_pairs(slots.contiguous()[:, None], num_slots, tile)
+    num_tiles = len(found)
+    tokens = torch.empty((num_tiles, tile), dtype=torch.int32, device=device)
+    owners = torch.empty(num_tiles, dtype=torch.int32, device=device)
+    counts = torch.empty(2, dtype=torch.int32, device=device)
+    pad = max(32, triton.next_power_of_2(num_tiles))
+    _compact[(num_tiles,)](order, found, tokens, owners, counts, num_tiles, pad, tile, **chained())
+    return TokenTiles(tokens, owners, counts)
+
+
+@entry
+@triton.jit(do_not_specialize=["num_rows"])
+def _shrink(
+    x, tokens, slots, counts, numbers, places, out, num_rows, room, stride,
+    COLUMNS: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr, PAD: tl.constexpr, SPLITS: tl.constexpr,
+    TILE: tl.constexpr, BLOCK: tl.constexpr, RANKS: tl.constexpr, CHAINS: tl.constexpr,
+):  # fmt: skip
+    """WIDTH is the room for a part's ranks, RANKS how many are computed together, PAD those of all parts."""
+    split = tl.program_id(1)
+    lanes = tl.arange(0, TILE)
+    joined = tl.arange(0, PAD)
+    part = joined // RANKS
+    columns = tl.arange(0, BLOCK)
+    for tile in tl.range(tl.program_id(0), tl.load(counts), tl.num_programs(0), num_stages=1):
+        slot = tl.load(slots + tile).to(tl.int64)
+        taken = tl.load(tokens + tile * TILE + lanes).to(tl.int64)
+        rank = tl.multiple_of(tl.load(places + slot * stride), 16)
+        a = numbers + (slot - 1) * room + tl.multiple_of(tl.load(places + slot * stride + 1), 16)
+        rows = x + tl.maximum(taken, 0)[:, None] * COLUMNS
+        for above in tl.range(0, rank, RANKS, num_stages=1):
+            ranks = above + joined % RANKS
+            there = ((part < PARTS) & (ranks < rank))[None, :]
+            lines = a + (part * rank + ranks)[None, :] * COLUMNS
+            total = tl.zeros([TILE, PAD], tl.float32)
+            for begin in tl.range(split * BLOCK, COLUMNS, SPLITS * BLOCK, num_stages=3):
+                inside = begin + columns < COLUMNS
+                read = tl.load(rows + begin + columns[None, :], mask=inside[None, :], other=0.0)
+                weights = tl.load(lines + begin + columns[:, None], mask=inside[:, None] & there, other=0.0)
+                total = tl.dot(read.to(weights.dtype), weights, total, input_precision="ieee")
+            await_others(CHAINS)
+            target = out + (split * num_rows + tile * TILE + lanes).to(tl.int64)[:, None] * (PARTS * WIDTH)
+            tl.store(target + (part * WIDTH + ranks)[None, :], total, mask=(taken >= 0)[:, None] & there)
+    await_others(CHAINS)
 
 
 @triton.jit
-def _sum(shrunk, sorted_at, end, num_tokens, ranks, rank, WIDTH: tl.constexpr, SPLITS: tl.constexpr):
+def _sum(shrunk, rows, mask, num_rows, ranks, WIDTH: tl.constexpr, SPLITS: tl.constexpr):
     """A tile's sums, over all programs that had a share of the inputs; WIDTH are the numbers of a token."""
-    mask = (sorted_at < end)[:, None] & (ranks < rank)[None, :]
-    at = shrunk + sorted_at.to(tl.int64)[:, None] * WIDTH + ranks[None, :]
+    at = shrunk + rows.to(tl.int64)[:, None] * WIDTH + ranks[None, :]
     total = tl.load(at, mask=mask, other=0.0)
     for split in tl.static_range(1, SPLITS):
-        total += tl.load(at + split * num_tokens.to(tl.int64) * WIDTH, mask=mask, other=0.0)
+        total += tl.load(at + split * num_rows.to(tl.int64) * WIDTH, mask=mask, other=0.0)
     return total
 
 
@@ -101,205 +155,212 @@ def _scaled(before, factors, bias, slot, rows, inside, factor_stride, BIAS: tl.c
 
 
 @entry
-@triton.jit(do_not_specialize=["num_tokens"])
+@triton.jit(do_not_specialize=["num_rows"])
 def _expand(
-    shrunk, order, tiles, numbers, places, factors, bias, y, num_tokens, room, stride, factor_stride,
+    shrunk, tokens, slots, counts, numbers, places, factors, bias, y, num_rows, room, stride, factor_stride,
     OUTPUTS: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr, SECOND: tl.constexpr, THIRD: tl.constexpr,
     SPLITS: tl.constexpr, TILE: tl.constexpr, ROWS: tl.constexpr, RANKS: tl.constexpr, BIAS: tl.constexpr,
     CHAINS: tl.constexpr,
 ):  # fmt: skip
     """ROWS outputs, which lie in one part. SECOND and THIRD are where parts begin."""
-    tile = tiles + tl.program_id(0) * 3
-    slot = tl.load(tile).to(tl.int64)
-    told = places + tl.maximum(slot, 0) * stride
-    rank = tl.load(told)
-    if (slot <= 0) | (rank == 0):
-        await_others(CHAINS)
-        return
-    end = tl.load(tile + 2)
-    sorted_at = tl.load(tile + 1) + tl.arange(0, TILE)
-    tokens = tl.load(order + tl.minimum(sorted_at, end - 1)).to(tl.int64)
+    lanes = tl.arange(0, TILE)
     first = tl.program_id(1) * ROWS
     rows = first + tl.arange(0, ROWS)
     inside = rows < OUTPUTS
-    ranks = tl.arange(0, RANKS)
-    b = numbers + (slot - 1) * room + tl.multiple_of(tl.load(told + 2), 16)
-    weights = tl.load(
-        b + ranks[:, None] * OUTPUTS + rows[None, :], mask=(ranks < rank)[:, None] & inside[None, :], other=0.0
-    )
+    numbered = tl.arange(0, RANKS)
+    ours = shrunk + ((first >= SECOND).to(tl.int32) + (first >= THIRD).to(tl.int32)) * WIDTH
+    for tile in tl.range(tl.program_id(0), tl.load(counts), tl.num_programs(0), num_stages=1):
+        slot = tl.load(slots + tile).to(tl.int64)
+        taken = tl.load(tokens + tile * TILE + lanes).to(tl.int64)
+        told = places + slot * stride
+        rank = tl.multiple_of(tl.load(told), 16)
+        if rank > 0:
+            lines = (
+                numbers + (slot - 1) * room + tl.multiple_of(tl.load(told + 2), 16) + rows[:, None].to(tl.int64) * rank
+            )
+            weights = tl.load(lines + numbered[None, :], mask=inside[:, None], other=0.0)
+            target = y + taken[:, None] * OUTPUTS + rows[None, :]
+            mask = (taken >= 0)[:, None] & inside[None, :]
+            before = tl.load(target, mask=mask, other=0.0).to(tl.float32)
+            if tl.load(told + 3) != 0:
+                before = _scaled(before, factors, bias, slot, rows, inside, factor_stride, BIAS)
+            await_others(CHAINS)
+            for above in tl.range(0, rank, RANKS, num_stages=1):
+                ranks = above + numbered
+                sums = _sum(ours, tile * TILE + lanes, (taken >= 0)[:, None], num_rows, ranks, PARTS * WIDTH, SPLITS)
+                before = tl.dot(sums.to(weights.dtype), tl.trans(weights), before, input_precision="ieee")
+                more = inside[:, None] & (ranks + RANKS < rank)[None, :]
+                weights = tl.load(lines + (ranks + RANKS)[None, :], mask=more, other=0.0)
+            tl.store(target, before.to(y.dtype.element_ty), mask=mask)
     await_others(CHAINS)
-    part = (first >= SECOND).to(tl.int32) + (first >= THIRD).to(tl.int32)
-    ours = shrunk + part * WIDTH
-    sums = _sum(ours, sorted_at, end, num_tokens, ranks, rank, PARTS * WIDTH, SPLITS)
-    made = tl.dot(sums.to(weights.dtype), weights, input_precision="ieee")
-    for above in range(RANKS, rank, RANKS):
-        sums = _sum(ours, sorted_at, end, num_tokens, above + ranks, rank, PARTS * WIDTH, SPLITS)
-        at = b + (above + ranks[:, None]) * OUTPUTS + rows[None, :]
-        weights = tl.load(at, mask=(above + ranks < rank)[:, None] & inside[None, :], other=0.0)
-        made = tl.dot(sums.to(weights.dtype), weights, made, input_precision="ieee")
-    target = y + tokens[:, None] * OUTPUTS + rows[None, :]
-    mask = (sorted_at < end)[:, None] & inside[None, :]
-    before = tl.load(target, mask=mask, other=0.0).to(tl.float32)
-    if tl.load(told + 3) != 0:
-        before = _scaled(before, factors, bias, slot, rows, inside, factor_stride, BIAS)
-    tl.store(target, (before + made).to(y.dtype.element_ty), mask=mask)
 
 
 @entry
-@triton.jit(do_not_specialize=["num_tokens"])
+@triton.jit(do_not_specialize=["num_rows"])
 def _expand_gated(
-    shrunk, order, tiles, numbers, places, factors, bias, y, out, num_tokens, room, stride, factor_stride,
-    HALF: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr, SPLITS: tl.constexpr, TILE: tl.constexpr, ROWS: tl.constexpr,
-    RANKS: tl.constexpr, BIAS: tl.constexpr, KIND: tl.constexpr, CLAMP: tl.constexpr, SHARPNESS: tl.constexpr,
-    CHAINS: tl.constexpr,
+    shrunk, tokens, slots, counts, numbers, places, factors, bias, y, out, num_rows, room, stride, factor_stride,
+    HALF: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr, SPLITS: tl.constexpr, TILE: tl.constexpr,
+    ROWS: tl.constexpr, RANKS: tl.constexpr, BIAS: tl.constexpr, KIND: tl.constexpr, CLAMP: tl.constexpr,
+    SHARPNESS: tl.constexpr, CHAINS: tl.constexpr,
 ):  # fmt: skip
     """ROWS outputs of both halves. Tokens without an adapter are gated here too."""
-    tile = tiles + tl.program_id(0) * 3
-    slot = tl.load(tile).to(tl.int64)
-    if slot < 0:
-        await_others(CHAINS)
-        return
-    told = places + slot * stride
-    rank = tl.load(told)
-    end = tl.load(tile + 2)
-    sorted_at = tl.load(tile + 1) + tl.arange(0, TILE)
-    tokens = tl.load(order + tl.minimum(sorted_at, end - 1)).to(tl.int64)
+    lanes = tl.arange(0, TILE)
     rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     inside = rows < HALF
-    ranks = tl.arange(0, RANKS)
-    b = numbers + (slot - 1) * room + tl.multiple_of(tl.load(told + 2), 16)
-    at = b + ranks[:, None] * (2 * HALF) + rows[None, :]
-    there = (ranks < rank)[:, None] & inside[None, :]
-    gate_weights = tl.load(at, mask=there, other=0.0)
-    up_weights = tl.load(at + HALF, mask=there, other=0.0)
+    numbered = tl.arange(0, RANKS)
+    for tile in tl.range(tl.program_id(0), tl.load(counts + 1), tl.num_programs(0), num_stages=1):
+        slot = tl.load(slots + tile).to(tl.int64)
+        taken = tl.load(tokens + tile * TILE + lanes).to(tl.int64)
+        told = places + slot * stride
+        rank = tl.multiple_of(tl.load(told), 16)
+        source = y + taken[:, None] * (2 * HALF) + rows[None, :]
+        mask = (taken >= 0)[:, None] & inside[None, :]
+        gates = tl.load(source, mask=mask, other=0.0).to(tl.float32)
+        ups = tl.load(source + HALF, mask=mask, other=0.0).to(tl.float32)
+        lines = numbers + (slot - 1) * room + tl.multiple_of(tl.load(told + 2), 16) + rows[:, None].to(tl.int64) * rank
+        if tl.load(told + 3) != 0:
+            gates = _scaled(gates, factors, bias, slot, rows, inside, factor_stride, BIAS)
+            ups = _scaled(ups, factors + HALF, bias + HALF, slot, rows, inside, factor_stride, BIAS)
+        for above in tl.range(0, rank, RANKS, num_stages=1):
+            ranks = above + numbered
+            gate_weights = tl.load(lines + ranks[None, :], mask=inside[:, None], other=0.0)
+            up_weights = tl.load(lines + HALF * rank + ranks[None, :], mask=inside[:, None], other=0.0)
+            await_others(CHAINS)
+            there = (taken >= 0)[:, None]
+            sums = _sum(shrunk, tile * TILE + lanes, there, num_rows, ranks, PARTS * WIDTH, SPLITS)
+            gates = tl.dot(sums.to(gate_weights.dtype), tl.trans(gate_weights), gates, input_precision="ieee")
+            if PARTS > 1:
+                sums = _sum(shrunk + WIDTH, tile * TILE + lanes, there, num_rows, ranks, PARTS * WIDTH, SPLITS)
+            ups = tl.dot(sums.to(up_weights.dtype), tl.trans(up_weights), ups, input_precision="ieee")
+        await_others(CHAINS)
+        value = gated(gates, ups, out.dtype.element_ty, KIND, CLAMP, SHARPNESS)
+        tl.store(out + taken[:, None] * HALF + rows[None, :], value.to(out.dtype.element_ty), mask=mask)
     await_others(CHAINS)
-    source = y + tokens[:, None] * (2 * HALF) + rows[None, :]
-    mask = (sorted_at < end)[:, None] & inside[None, :]
-    gates = tl.load(source, mask=mask, other=0.0).to(tl.float32)
-    ups = tl.load(source + HALF, mask=mask, other=0.0).to(tl.float32)
-    if tl.load(told + 3) != 0:
-        gates = _scaled(gates, factors, bias, slot, rows, inside, factor_stride, BIAS)
-        ups = _scaled(ups, factors + HALF, bias + HALF, slot, rows, inside, factor_stride, BIAS)
-    for above in range(0, rank, RANKS):
-        sums = _sum(shrunk, sorted_at, end, num_tokens, above + ranks, rank, PARTS * WIDTH, SPLITS)
-        gates = tl.dot(sums.to(gate_weights.dtype), gate_weights, gates, input_precision="ieee")
-        if PARTS > 1:
-            sums = _sum(shrunk + WIDTH, sorted_at, end, num_tokens, above + ranks, rank, PARTS * WIDTH, SPLITS)
-        ups = tl.dot(sums.to(up_weights.dtype), up_weights, ups, input_precision="ieee")
-        at += RANKS * 2 * HALF
-        there = (above + RANKS + ranks < rank)[:, None] & inside[None, :]
-        gate_weights = tl.load(at, mask=there, other=0.0)
-        up_weights = tl.load(at + HALF, mask=there, other=0.0)
-    value = gated(gates, ups, out.dtype.element_ty, KIND, CLAMP, SHARPNESS)
-    tl.store(out + tokens[:, None] * HALF + rows[None, :], value.to(out.dtype.element_ty), mask=mask)
 
 
 def num_splits(num_tokens: int, columns: int) -> int:
     """Few for many tokens, whose tiles keep the chip busy; a power of two, so that few kernels are compiled."""
-    most = min(CUT.splits, max(1, columns // (2 * CUT.block)), max(1, 1024 // num_tokens))
+    most = min(CUT.splits, max(1, columns // CUT.block), max(1, 1024 // num_tokens))
     return 1 << (most.bit_length() - 1)
 
 
-def shrink(x: Tensor, groups: Groups, bank: LoraBank, num_parts: int) -> Tensor:
-    """[splits, tokens in their order, parts x ranks]"""
-    (num_tokens, columns), splits, width = x.shape, num_splits(*x.shape), bank.most_rank
-    out = torch.empty((splits, num_tokens, num_parts * width), device=x.device)
-    _shrink[len(groups.tiles), splits, num_parts](
-        x, groups.order, groups.tiles, bank.numbers, bank.places, out, num_tokens, bank.numbers.stride(0),
-        bank.places.stride(0), columns, width, num_parts, splits, lora_tile(num_tokens), CUT.block, RANK_STEP, **chained(),
-        num_warps=CUT.shrink_warps,
+def num_programs(num_tokens: int, tiles: TokenTiles) -> int:
+    """Programs that take tiles in turn."""
+    return min(len(tiles.slots), CUT.spread * -(-num_tokens // lora_tile(num_tokens)))
+
+
+def launched() -> dict[str, bool]:
+    """What a launch is told: in the chain, or after everything that it follows."""
+    return {"CHAINS": False} if CUT.is_aside else chained()
+
+
+@cache
+def side_of(device: torch.device) -> torch.cuda.Stream:
+    """Where shrinking goes on beside the product."""
+    return torch.cuda.Stream(device)
+
+
+def shrunk_beside(
+    x: Tensor, product: Product, tiles: TokenTiles, bank: LoraBank, num_parts: int
+) -> tuple[Tensor, Tensor]:
+    """The product, and what shrinking leaves: [splits, tiles x tile, parts x ranks]."""
+    shape = num_splits(*x.shape), tiles.tokens.numel(), num_parts * bank.most_rank
+    if not CUT.is_aside or x.device.type != "cuda":
+        y = product()
+        return y, shrink(x, tiles, bank, num_parts, torch.empty(shape, device=x.device))
+    shrunk = torch.empty(shape, device=x.device)  # of the stream that goes on with it
+    current, side = torch.cuda.current_stream(x.device), side_of(x.device)
+    side.wait_stream(current)
+    with torch.cuda.stream(side):
+        shrink(x, tiles, bank, num_parts, shrunk)
+    y = product()
+    current.wait_stream(side)
+    return y, shrunk
+
+
+def shrink(x: Tensor, tiles: TokenTiles, bank: LoraBank, num_parts: int, out: Tensor) -> Tensor:
+    (num_tokens, columns), width = x.shape, bank.most_rank
+    splits, num_rows, _ = out.shape
+    _shrink[num_programs(num_tokens, tiles), splits](
+        x, *tiles, bank.numbers, bank.places, out, num_rows, bank.numbers.stride(0), bank.places.stride(0),
+        columns, width, num_parts, RANK_STEP * triton.next_power_of_2(num_parts), splits, lora_tile(num_tokens),
+        CUT.block, RANK_STEP, **launched(), num_warps=CUT.shrink_warps,
     )  # fmt: skip
     return out
 
 
 def _fits(
-    y: Tensor,
     x: Tensor,
+    product: Product,
     bias: Tensor | None,
-    groups: Groups | None,
+    tiles: TokenTiles | None,
     slots: Tensor,
     bank: LoraBank,
     sizes: Sequence[int],
 ) -> bool:
-    return groups is not None and y.is_contiguous() and x.is_contiguous() and is_even(sizes) and len(x) > 0
+    return tiles is not None and x.is_contiguous() and is_even(sizes) and len(x) > 0
 
 
 @add_lora.kernel("cuda", fits=_fits)
 def add_thin_products(
-    y: Tensor,
     x: Tensor,
+    product: Product,
     bias: Tensor | None,
-    groups: Groups | None,
+    tiles: TokenTiles | None,
     slots: Tensor,
     bank: LoraBank,
     sizes: Sequence[int],
 ) -> Tensor:
-    if groups is None:
+    if tiles is None:
         raise ValueError("tokens have to be sorted by adapter")
-    return expand(y, shrink(x, groups, bank, len(sizes)), bias, groups, bank, sizes)
-
-
-def expand(
-    y: Tensor, shrunk: Tensor, bias: Tensor | None, groups: Groups, bank: LoraBank, sizes: Sequence[int]
-) -> Tensor:
+    y, shrunk = shrunk_beside(x, product, tiles, bank, len(sizes))
     num_tokens, outputs = y.shape
     widths = [CUT.rows >> power for power in range(4)]
     rows = next((count for count in widths if all(size % count == 0 for size in sizes)), RANK_STEP)
     second = sizes[0] if len(sizes) > 1 else outputs
     third = sizes[0] + sizes[1] if len(sizes) > 2 else outputs
-    _expand[len(groups.tiles), triton.cdiv(outputs, rows)](
-        shrunk, groups.order, groups.tiles, bank.numbers, bank.places, bank.factors, y if bias is None else bias, y,
-        num_tokens, bank.numbers.stride(0), bank.places.stride(0), bank.factors.stride(0),
+    _expand[num_programs(num_tokens, tiles), triton.cdiv(outputs, rows)](
+        shrunk, *tiles, bank.numbers, bank.places, bank.factors, y if bias is None else bias, y,
+        shrunk.shape[1], bank.numbers.stride(0), bank.places.stride(0), bank.factors.stride(0),
         outputs, bank.most_rank, len(sizes), second, third, len(shrunk), lora_tile(num_tokens), rows, RANK_STEP,
-        bias is not None, **chained(), num_warps=CUT.expand_warps,
+        bias is not None, **launched(), num_warps=CUT.expand_warps,
     )  # fmt: skip
     return y
 
 
 def _gated_fits(
-    y: Tensor,
     x: Tensor,
+    product: Product,
     bias: Tensor | None,
-    groups: Groups | None,
+    tiles: TokenTiles | None,
     slots: Tensor,
     bank: LoraBank,
     sizes: Sequence[int],
     activation: Activation,
 ) -> bool:
-    return groups is not None and y.is_contiguous() and x.is_contiguous() and len(x) > 0
+    return tiles is not None and x.is_contiguous() and len(x) > 0
 
 
 @add_lora_gated.kernel("cuda", fits=_gated_fits)
 def gate_thin_products(
-    y: Tensor,
     x: Tensor,
+    product: Product,
     bias: Tensor | None,
-    groups: Groups | None,
+    tiles: TokenTiles | None,
     slots: Tensor,
     bank: LoraBank,
     sizes: Sequence[int],
     activation: Activation,
 ) -> Tensor:
-    if groups is None:
+    if tiles is None:
         raise ValueError("tokens have to be sorted by adapter")
-    return expand_gated(y, shrink(x, groups, bank, len(sizes)), bias, groups, bank, sizes, activation)
-
-
-def expand_gated(
-    y: Tensor,
-    shrunk: Tensor,
-    bias: Tensor | None,
-    groups: Groups,
-    bank: LoraBank,
-    sizes: Sequence[int],
-    activation: Activation,
-) -> Tensor:
+    y, shrunk = shrunk_beside(x, product, tiles, bank, len(sizes))
     num_tokens, half, rows = y.shape[0], y.shape[1] // 2, CUT.gated_rows
     out = torch.empty((num_tokens, half), dtype=y.dtype, device=y.device)
-    _expand_gated[len(groups.tiles), triton.cdiv(half, rows)](
-        shrunk, groups.order, groups.tiles, bank.numbers, bank.places, bank.factors, y if bias is None else bias, y, out,
-        num_tokens, bank.numbers.stride(0), bank.places.stride(0), bank.factors.stride(0),
+    _expand_gated[num_programs(num_tokens, tiles), triton.cdiv(half, rows)](
+        shrunk, *tiles, bank.numbers, bank.places, bank.factors, y if bias is None else bias, y, out,
+        shrunk.shape[1], bank.numbers.stride(0), bank.places.stride(0), bank.factors.stride(0),
         half, bank.most_rank, len(sizes), len(shrunk), lora_tile(num_tokens), rows, RANK_STEP, bias is not None,
-        KINDS[activation], CLAMP, SHARPNESS, **chained(), num_warps=CUT.gated_warps,
+        KINDS[activation], CLAMP, SHARPNESS, **launched(), num_warps=CUT.gated_warps,
     )  # fmt: skip
     return out
