@@ -7,7 +7,7 @@ import torch
 
 from penstock.runtime.core.batch import Arrival, Chunk
 from penstock.runtime.core.request import SamplingParams
-from penstock.runtime.execution.cuda.mixed_graphs import padded_chunks, padded_tokens, spread
+from penstock.runtime.execution.cuda.mixed_graphs import WAVE_FROM, padded_chunks, padded_tokens, spread
 from penstock.runtime.execution.cuda.rows import DeviceRows
 from penstock.runtime.execution.eager.inputs import make_inputs
 from penstock.runtime.models.kinds.cache import TableGroup
@@ -17,15 +17,16 @@ CPU = torch.device("cpu")
 GROUPS = (TableGroup(None, 1), TableGroup(9, 2))
 
 
-@pytest.mark.parametrize("num_tokens", [*range(1, 300), 1000, 2047, 2048, 2049, 8191, 8192])
+@pytest.mark.parametrize("num_tokens", [*range(1, 300), 384, 385, 449, 512, 513, 1000, 2047, 2048, 2049, 8191, 8192])
 def test_padding_adds_little_and_sizes_are_few(num_tokens: int) -> None:
     padded = padded_tokens(num_tokens)
-    assert num_tokens <= padded <= max(num_tokens * 9 // 8 + 1, num_tokens + 63)
+    room = 63 if num_tokens <= WAVE_FROM else 127
+    assert num_tokens <= padded <= max(num_tokens * 9 // 8 + 1, num_tokens + room)
     assert padded_tokens(padded) == padded
 
 
 def test_chunks_are_padded_to_powers_of_two() -> None:
-    assert [padded_chunks(number) for number in (1, 4, 5, 8, 9, 256, 257)] == [4, 4, 8, 8, 16, 256, 512]
+    assert [padded_chunks(number) for number in (1, 32, 33, 64, 65, 256, 257)] == [32, 32, 64, 64, 128, 256, 512]
 
 
 def arriving(row: int, length: int, numbers: random.Random) -> Chunk:
