@@ -127,7 +127,7 @@ class Engine:
         """With the time of each launch."""
         self._num_checked_steps = 0
         """Steps launched when the books were last checked."""
-        self._recovery = StepRecovery(self._run)
+        self._recovery = StepRecovery()
 
     @property
     def runner(self) -> Runner:
@@ -440,7 +440,7 @@ class Engine:
             later = self._withdraw()
             if self._interruptible is not None:
                 self._interruptible.yields = False
-            output = self._recovery.recover(batch, self.scheduler.flights.live(batch), error)
+            output = self._recovery.recover(batch, self.scheduler.flights.live(batch), error, self._run)
         now = self._clock()
         if self.on_commit is not None:
             self.on_commit(batch, output, self._turn_s, now)

@@ -10,6 +10,8 @@ from penstock.errors import EngineError
 from penstock.runtime.core.batch import Batch, StepOutput
 from penstock.runtime.core.runner import Ticket
 
+Launch = Callable[[Batch], Ticket]
+"""Starts a batch as the loop does."""
 MAX_LOST_STEPS = 3
 """Steps in a row in which nothing could be computed before the engine, not the requests, is held at fault."""
 
@@ -43,10 +45,9 @@ class NotLaunched(NamedTuple):
 
 
 class StepRecovery:
-    """Counts steps that were lost one after another. `launch` starts a batch as the loop does."""
+    """Counts steps that were lost one after another."""
 
-    def __init__(self, launch: Callable[[Batch], Ticket]) -> None:
-        self._launch = launch
+    def __init__(self) -> None:
         self.num_lost = 0
         """Steps in a row of which nothing could be computed; the loop sets it back when one succeeds."""
         self._num_raised = 0
@@ -58,38 +59,38 @@ class StepRecovery:
         if self.num_lost >= MAX_LOST_STEPS:
             raise EngineError(f"a step failed {MAX_LOST_STEPS} times: {_describe(error)}") from error
 
-    def recover(self, batch: Batch, live: tuple[int, ...], error: Exception) -> StepOutput:
+    def recover(self, batch: Batch, live: tuple[int, ...], error: Exception, launch: Launch) -> StepOutput:
         """Compute the live chunks of a failed step in parts. The rows of sequences that have left may have other owners."""
         part = batch.only(live)._replace(copies=())
         try:
             if batch.copies:
-                self._launch(batch.only(())).result()
+                launch(batch.only(())).result()
         except Exception as copy_error:
             raise EngineError(f"blocks could not be copied: {_describe(copy_error)}") from copy_error
         self._num_raised = 0
-        output = self._isolate(part, error) if len(live) == len(batch.chunks) else self._compute(part)
+        output = self._isolate(part, error, launch) if len(live) == len(batch.chunks) else self._compute(part, launch)
         if live and self._num_raised == len(live):
             self.num_lost += 1
             if self.num_lost >= MAX_LOST_STEPS or len(live) > 1:
                 raise EngineError(f"nothing of a step of {len(live)} could be computed: {_describe(error)}") from error
         return _spread(output, live, len(batch.chunks))
 
-    def _compute(self, part: Batch) -> StepOutput:
+    def _compute(self, part: Batch, launch: Launch) -> StepOutput:
         if not part.chunks:
             return StepOutput(())
         try:
-            return self._launch(part).result()
+            return launch(part).result()
         except Exception as error:
-            return self._isolate(part, error)
+            return self._isolate(part, error, launch)
 
-    def _isolate(self, batch: Batch, error: Exception) -> StepOutput:
+    def _isolate(self, batch: Batch, error: Exception, launch: Launch) -> StepOutput:
         """Halve a failed step until a single chunk fails: only that sequence ends with the error."""
         if len(batch.chunks) == 1:
             self._num_raised += 1
             return StepOutput(tokens=((),), failures=((0, _describe(error)),))
         middle = len(batch.chunks) // 2
         parts = [batch.only(range(middle)), batch.only(range(middle, len(batch.chunks)))]
-        return _joined(parts, [self._compute(part) for part in parts])
+        return _joined(parts, [self._compute(part, launch) for part in parts])
 
 
 def _joined(parts: list[Batch], outputs: list[StepOutput]) -> StepOutput:
