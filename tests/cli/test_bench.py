@@ -117,7 +117,14 @@ def test_an_interrupted_benchmark_tells_what_it_has_and_that_it_is_partial(numbe
     path = tmp_path / "partial.json"
     words = ["--rate", "20", "--num-requests", "2000", "--prompts", "20", "--answers", "3", "--warm-up", "0"]
     words.append("--no-stop-saturated")  # a busy machine would end it by itself
-    command = [sys.executable, "-m", "penstock", "bench", server.url, "--api-key", KEY, "--json", str(path), *words]
+    # Where these tests run in the background of a shell, their children ignore Ctrl-C as nohup's do.
+    heeding = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    start = [
+        sys.executable,
+        "-c",
+        heeding + "from penstock.cli.main import main; sys.argv[0] = 'penstock'; sys.exit(main())",
+    ]
+    command = [*start, "bench", server.url, "--api-key", KEY, "--json", str(path), *words]
     before = server.metric(ENDED, 'finished_reason="length"')
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         while server.metric(ENDED, 'finished_reason="length"') < before + 20.0 and process.poll() is None:
