@@ -1,5 +1,7 @@
 """Files and batches: all lines answered once, whatever happens on the way."""
 
+import asyncio
+import errno
 import io
 import json
 import os
@@ -18,6 +20,7 @@ from openai.types import Batch
 
 from penstock.service.server.http.faults import ApiError
 from penstock.service.server.jobs.files import keep_file
+from penstock.service.server.jobs.runner import BatchRunner
 from penstock.service.server.jobs.service import Jobs
 from penstock.service.store.jobs import SCHEMA
 from penstock.service.store.storage import open_storage
@@ -240,3 +243,16 @@ def test_a_key_keeps_so_many_files_and_no_more(monkeypatch: pytest.MonkeyPatch) 
     assert (refused.value.status, refused.value.code) == (429, "file_quota_exceeded")
     keep_file(jobs, "b", io.BytesIO(b"x"), "f", "batch", None)
     storage.close()
+
+
+def test_a_start_without_descriptors_to_spare_goes_on(monkeypatch: pytest.MonkeyPatch, caplog) -> None:
+    """A crowd may be at the door before the first look at the files."""
+    storage = open_storage(None, (SCHEMA,))
+    monkeypatch.setattr(Path, "iterdir", fail_to_open)
+    asyncio.run(BatchRunner(Jobs(None, storage)).resume())  # type: ignore[arg-type]
+    assert "too many open files" in caplog.text.lower()
+    storage.close()
+
+
+def fail_to_open(path: Path) -> Iterator[Path]:
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(path))

@@ -72,7 +72,10 @@ class BatchRunner:
 
     async def resume(self) -> None:
         """Take up what an earlier run left, once an engine is there."""
-        await asyncio.to_thread(self.jobs.tidy)
+        try:
+            await asyncio.to_thread(self.jobs.tidy)
+        except (OSError, StoreError) as error:  # a crowd at the door takes every descriptor: the next start looks again
+            LOGGER.warning("files that nobody needs were not looked for: %s", error)
         for row in await self._read(tables.open_batches):
             if row.status == "cancelling":
                 self._cancelled.add(row.id)
