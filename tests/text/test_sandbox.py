@@ -222,10 +222,11 @@ def stopped(source: str) -> str:
 
 def loops(work: Callable[[], object]) -> float:
     """How many loops of a million turns the work takes, of this thread alone: neither a busy machine nor a collection
-    of what other tests left behind counts. The least of three: processors change their pace between work and loop."""
+    of what other tests left behind counts. The least of nine: processors change their pace between work and loop, and new
+    memory costs what its pages cost at that moment."""
     gc.disable()
     try:
-        return min(_loops(work) for _ in range(3))
+        return min(_loops(work) for _ in range(9))
     finally:
         gc.enable()
 
