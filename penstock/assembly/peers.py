@@ -20,6 +20,12 @@ class PeerSettings(NamedTuple):
     """What all of them know."""
 
 
+def other_kinds(config: EngineConfig, model: str) -> str:
+    """Why blocks of full attention are not all there is."""
+    long_context = config.cache.long_context
+    return f"{model} has other kinds too" if long_context == "full" else f"--long-context {long_context} keeps none"
+
+
 def make_peers(
     settings: PeerSettings | None,
     config: EngineConfig,
@@ -32,10 +38,9 @@ def make_peers(
         return None
     if not config.cache.prefix_caching:
         raise ConfigError("--role moves blocks of cached prefixes; leave out --no-prefix-caching")
+    if scheduler.pool.groups is not PLAIN:  # such a runner may have no pages to speak of
+        kinds = other_kinds(config, "this model")
+        raise ConfigError(f"--role moves blocks of full attention; {kinds}: leave it out")
     if not isinstance(runner, BlockRunner):
         raise ConfigError("--role works for a model in one process; leave out --tensor and --pipeline")
-    if scheduler.pool.groups is not PLAIN:
-        raise ConfigError(
-            "--role moves blocks of full attention, and this model has other kinds of cache too; leave it out"
-        )
     return PeerExchange(scheduler, runner, format(runner), settings.key, settings.host)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from penstock.assembly.peers import other_kinds
 from penstock.config import EngineConfig, bytes_of
 from penstock.errors import ConfigError
 from penstock.runtime.core.kinds.groups import PLAIN
@@ -38,12 +39,11 @@ def make_tiers(
         return None
     if not cache.prefix_caching:
         raise ConfigError("--kv-host and --kv-disk keep cached prefixes; leave out --no-prefix-caching")
+    if scheduler.pool.groups is not PLAIN:  # such a runner may have no pages to speak of
+        kinds = other_kinds(config, spec.architecture)
+        raise ConfigError(f"--kv-host and --kv-disk keep blocks of full attention; {kinds}: leave them out")
     if not isinstance(runner, BlockRunner):
         raise ConfigError("--kv-host and --kv-disk work for a model in one process; leave out --tensor and --pipeline")
-    if scheduler.pool.groups is not PLAIN:
-        raise ConfigError(
-            f"--kv-host and --kv-disk keep blocks of full attention; {spec.architecture} has other kinds too"
-        )
     format = format_of(config, spec, weights, runner)
     host_bytes = STAGING_BYTES if cache.kv_host is None else bytes_of("--kv-host", cache.kv_host)
     disk = None
