@@ -6,8 +6,8 @@ Two keys at one server with default settings. A polite client asks for short str
 two seconds; the flood runs in a process of its own at the lowest priority, as if it were on another machine. With
 `--model scripted:step_ms=10,token_ms=1.5` steps take the time of a small model on two cores and none of this machine's.
 
-`switching` needs two models of which only one fits in 1200 MiB with a cache of 512; how often each was loaded is told. Parts of a
-time are as the server's headers tell them: waits of the engine beyond half a second are counted at the edge.
+`switching` needs two models of which only one fits in 1200 MiB with a cache of 512; how often each was loaded is told. Parts of
+a time are as the server's headers tell them: waits of the engine beyond half a second are counted at the edge.
 """
 
 import argparse

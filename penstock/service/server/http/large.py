@@ -33,7 +33,7 @@ async def yield_to_others() -> None:
 
 
 class Waiters:
-    """Tasks that wait for a turn, each on a future of its own. Tenants take turns, those of one tenant in the order they came."""
+    """Tasks that wait, each on a future of its own. Tenants take turns; those of one tenant go on in the order they came."""
 
     def __init__(self) -> None:
         self._queues: dict[str, deque[tuple[asyncio.Future[None], int]]] = {}
