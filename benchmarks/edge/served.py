@@ -7,6 +7,7 @@ import asyncio
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -23,6 +24,7 @@ NUM_PROBES = 3
 LOOK_S = 0.05
 IDLE_S = 0.5
 SETTLE_S = 20.0
+FAVOUR = -19
 
 
 @dataclass
@@ -95,9 +97,27 @@ def serving(
                 raise SystemExit(f"the server of {tree} did not start: {banner}")
             served = Served(process, found[1], int(found[2]))
             served.wait()
-            yield served
+            with favoured(*served.pids):
+                yield served
         finally:
             process.kill()
+
+
+@contextmanager
+def favoured(*pids: int) -> Iterator[None]:
+    """Whatever else this machine does meanwhile is not what is measured: these processes and this one come first, as far as the
+    system lets them. Where it shares processors out by session, niceness counts inside one alone, and sessions have their own.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what follows is undone then too
+    for pid in (os.getpid(), *pids):
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, pid, FAVOUR)
+            Path(f"/proc/{pid}/autogroup").write_text(str(FAVOUR))
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            Path("/proc/self/autogroup").write_text("0")
 
 
 @dataclass
