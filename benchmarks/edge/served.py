@@ -78,6 +78,8 @@ def serving(
     tree: Path, model: str, *flags: str, keys: Sequence[str] = KEYS, errors: str = os.devnull
 ) -> Iterator[Served]:
     """`penstock serve` out of a checkout, ended when the block is left."""
+    with suppress(PermissionError):  # whatever else this machine does meanwhile is not what is measured
+        os.setpriority(os.PRIO_PROCESS, 0, FAVOUR)
     words = [sys.executable, "-m", "penstock", "serve", model, "--port", "0", *flags]
     for key in keys:
         words += ["--api-key", key]
@@ -105,13 +107,12 @@ def serving(
 
 @contextmanager
 def favoured(*pids: int) -> Iterator[None]:
-    """Whatever else this machine does meanwhile is not what is measured: these processes and this one come first, as far as the
-    system lets them. Where it shares processors out by session, niceness counts inside one alone, and sessions have their own.
+    """Sessions of these processes and of this one come first, where the system shares processors out by session: then niceness
+    counts inside a session alone.
     """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what follows is undone then too
     for pid in (os.getpid(), *pids):
         with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, pid, FAVOUR)
             Path(f"/proc/{pid}/autogroup").write_text(str(FAVOUR))
     try:
         yield
