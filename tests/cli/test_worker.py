@@ -19,18 +19,20 @@ print("it pauses", flush=True)
 signal.pause()
 """
 PAUSED_EARLY = """
-import asyncio, functools, os, signal, sys
+import asyncio, functools, os, signal, sys, uvloop
 from penstock.service.server.ui import tools
 
 async def begin():
     worker = await tools._start()
     os.kill(worker.pid, signal.SIGSTOP)  # before it could import or say anything
+    while open(f"/proc/{worker.pid}/stat").read().rsplit(")", 1)[1].split()[0] != "T":
+        await asyncio.sleep(0.01)
     print("it pauses", flush=True)
     signal.pause()
 
 begin_process = asyncio.create_subprocess_exec
 asyncio.create_subprocess_exec = functools.partial(begin_process, pass_fds=[int(sys.argv[1])])
-asyncio.run(begin())
+uvloop.run(begin())
 """
 TASK = b'{"task": "command", "words": ["calc", "--help"]}\n'
 
