@@ -1,9 +1,11 @@
 """How often a text without the watermark is taken for one that carries it, and how often one that carries it is found.
 
-    python -m benchmarks.watermark [--model default] [--texts 400] [--wiki FILE] [--out FILE]
+    python -m benchmarks.watermark people FILE | unmarked | marked   [--first 0] [--count 100] --lines LINES
+    python -m benchmarks.watermark summary --lines LINES
 
-Unmarked texts are the model's own under seeds of no key, and pieces of a file that people wrote. Marked ones are drawn with a
-key's seeds. All are text before they are tokens again, and every place of every stream is tried, as `penstock detect` does.
+`unmarked` texts are the default model's own under seeds of no key, `people` are pieces of a file that people wrote, `marked`
+ones are drawn with a key's seeds. All are text before they are tokens again, and every place of every stream is tried, as
+`penstock detect` does. Each call adds lines of JSON: parts may be run at times that suit.
 """
 
 import argparse
@@ -12,81 +14,75 @@ import random
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from penstock import LLM, SamplingParams
-from penstock.runtime.text.watermark import Evidence, Watermark
+from penstock.runtime.files import open_files
+from penstock.runtime.text.watermark import Watermark
 
 MARK = Watermark(b"the key of the benchmark, of 32 B")
 NUM_TOKENS = 200
-NUM_MARKED = 100
-LENGTHS = (100, 200, 300)
+MARKED_LENGTHS = (100, 200, 300)
 LEVELS = (0.5, 0.1, 0.05, 0.01, 1e-4)
-SUBJECTS = (
-    "the sea",
-    "a small town",
-    "bread",
-    "the history of glass",
-    "bees",
-    "a long journey",
-    "winter",
-    "an old bridge",
-)
-BEGINNINGS = (
-    "Once upon a time, there was {}",
-    "An essay about {}.",
-    "My opinion on {} is",
-    "The latest news about {}:",
-    "A letter on {}.",
-)
+SUBJECTS = ("the sea", "a small town", "bread", "the history of glass", "bees", "a journey", "winter", "a bridge")
+BEGINNINGS = ("Once upon a time, there was {}", "An essay about {}.", "My opinion on {} is", "News about {}:", "Of {}.")
 
 
-def prompts(count: int) -> Iterator[str]:
-    for number in range(count):
-        yield BEGINNINGS[number // len(SUBJECTS) % len(BEGINNINGS)].format(SUBJECTS[number % len(SUBJECTS)])
+def texts(numbers: range, *, is_marked: bool) -> list[str]:
+    """Of the default model at temperature 1, each with a seed that follows from its number."""
+    chances = [random.Random(number).getrandbits(60) for number in numbers]
+    length = max(MARKED_LENGTHS) if is_marked else NUM_TOKENS
+    asked = [
+        SamplingParams(
+            temperature=1.0, seed=MARK.seed(chance) if is_marked else chance, max_tokens=length, ignore_eos=True
+        )
+        for chance in chances
+    ]
+    prompts = [BEGINNINGS[n // len(SUBJECTS) % len(BEGINNINGS)].format(SUBJECTS[n % len(SUBJECTS)]) for n in numbers]
+    with LLM("default", max_context=512, speculate="off") as llm:
+        return [each.choices[0].text for each in llm.generate(prompts, asked)]
 
 
-def answers(llm: LLM, seeds: Sequence[int], num_tokens: int) -> list[str]:
-    asked = [SamplingParams(temperature=1.0, seed=seed, max_tokens=num_tokens, ignore_eos=True) for seed in seeds]
-    return [each.choices[0].text for each in llm.generate(list(prompts(len(seeds))), asked)]
+def pieces(kind: str, file: Path | None, numbers: range) -> Iterator[tuple[str, list[int]]]:
+    """What is looked at: its name and its tokens."""
+    encode = open_files("default").tokenizer.encode
+    if kind == "people" and file is not None:
+        ids = encode(file.read_text(), special=False, parse_special=False)
+        for number in numbers:
+            yield kind, list(ids[number * NUM_TOKENS : (number + 1) * NUM_TOKENS])
+        return
+    for text in texts(numbers, is_marked=kind == "marked"):
+        ids = encode(text, special=False, parse_special=False)
+        for length in MARKED_LENGTHS if kind == "marked" else (NUM_TOKENS,):
+            yield f"{kind}, {length} tokens", list(ids[:length])
 
 
-def rates(values: Sequence[Evidence]) -> dict[str, float]:
-    """Share of texts taken for marked ones where so many false positives are allowed."""
-    return {f"{level:g}": sum(each.p <= level for each in values) / len(values) for level in LEVELS}
-
-
-def summary(values: Sequence[Evidence]) -> dict[str, object]:
-    ordered = sorted(each.z for each in values)
-    at = {share: round(ordered[round(share * (len(ordered) - 1))], 2) for share in (0.0, 0.1, 0.5, 0.9, 1.0)}
-    return {"texts": len(values), "z_min_p10_p50_p90_max": list(at.values()), "taken_for_marked": rates(values)}
+def summary(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    found = {}
+    for kind in dict.fromkeys(line["kind"] for line in lines):
+        own = [line for line in lines if line["kind"] == kind]
+        z = sorted(line["z"] for line in own)
+        taken = {f"{level:g}": sum(line["p"] <= level for line in own) / len(own) for level in LEVELS}
+        at = [round(z[round(share * (len(z) - 1))], 2) for share in (0.0, 0.1, 0.5, 0.9, 1.0)]
+        found[kind] = {"texts": len(own), "z_min_p10_p50_p90_max": at, "taken_for_marked": taken}
+    return found
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="default")
-    parser.add_argument("--texts", type=int, default=400)
-    parser.add_argument("--wiki", type=Path, help="a file that people wrote")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("kind", choices=("people", "unmarked", "marked", "summary"))
+    parser.add_argument("file", type=Path, nargs="?", help="text that people wrote")
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--count", type=int, default=100)
+    parser.add_argument("--lines", type=Path, required=True)
     asked = parser.parse_args()
-    source, found = random.Random(41), dict[str, object]()
-
-    def tell(name: str, values: Sequence[Evidence]) -> None:
-        found[name] = summary(values)
-        print(name, json.dumps(found[name]), flush=True)
-        if asked.out is not None:
-            asked.out.write_text(json.dumps({"model": asked.model, "tokens": NUM_TOKENS, **found}, indent=1) + "\n")
-
-    with LLM(asked.model, max_context=512) as llm:
-        encode = llm.files.tokenizer.encode
-        if asked.wiki is not None:
-            ids = encode(asked.wiki.read_text(), special=False, parse_special=False)
-            begins = range(0, NUM_TOKENS * asked.texts, NUM_TOKENS)
-            tell("people", [MARK.evidence(ids[at : at + NUM_TOKENS]) for at in begins if at + NUM_TOKENS <= len(ids)])
-        marked = answers(llm, [MARK.seed(source.getrandbits(60)) for _ in range(NUM_MARKED)], max(LENGTHS))
-        for length in LENGTHS:
-            tell(f"marked, {length} tokens", [MARK.evidence(encode(text, special=False)[:length]) for text in marked])
-        unmarked = answers(llm, [source.getrandbits(60) for _ in range(asked.texts)], NUM_TOKENS)
-        tell("unmarked", [MARK.evidence(encode(text, special=False)) for text in unmarked])
+    if asked.kind == "summary":
+        print(json.dumps(summary([json.loads(line) for line in asked.lines.read_text().splitlines()]), indent=1))
+        return 0
+    for kind, ids in pieces(asked.kind, asked.file, range(asked.first, asked.first + asked.count)):
+        evidence = MARK.evidence(ids)
+        with asked.lines.open("a") as file:
+            file.write(json.dumps({"kind": kind, "z": evidence.z, "p": evidence.p}) + "\n")
     return 0
 
 

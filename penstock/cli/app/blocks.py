@@ -1,4 +1,4 @@
-"""Sequences laid out in memory in reservations one after the other, first fit, and by a real `BlockPool`; and as a rectangle."""
+"""Sequences laid out in memory: in reservations one after the other, first fit, by a real `BlockPool`, and as a rectangle."""
 
 from typing import Any
 

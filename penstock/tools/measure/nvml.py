@@ -35,11 +35,11 @@ NUMBERS: dict[str, tuple[str, type[Any]]] = {
 """Functions whose last argument takes the one number they tell: the version of their name, and what that number is."""
 
 
-class Memory(Structure):
+class GpuMemory(Structure):
     _fields_ = (("total", c_ulonglong), ("free", c_ulonglong), ("used", c_ulonglong))
 
 
-class Use(Structure):
+class GpuUse(Structure):
     _fields_ = (("gpu", c_uint), ("memory", c_uint))
 
 
@@ -88,13 +88,13 @@ class Nvml:
         count = self.number("DeviceGetCount")
         return [c_void_p(self.number("DeviceGetHandleByIndex", index)) for index in range(count)]
 
-    def memory(self, handle: c_void_p) -> Memory:
-        found = Memory()
+    def memory(self, handle: c_void_p) -> GpuMemory:
+        found = GpuMemory()
         self._call("DeviceGetMemoryInfo", handle, byref(found))
         return found
 
-    def use(self, handle: c_void_p) -> Use:
-        found = Use()
+    def use(self, handle: c_void_p) -> GpuUse:
+        found = GpuUse()
         self._call("DeviceGetUtilizationRates", handle, byref(found))
         return found
 

@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 import torch
 
+from penstock.runtime.execution.cuda import graphs
 from penstock.runtime.execution.eager.runner import ModelRunner
 from penstock.runtime.execution.parallel import recorded
 from penstock.runtime.execution.parallel.runner import StageRunner
 from penstock.runtime.models.ranks import Ranks
+from penstock.runtime.ops.layout import BatchLayout
 from penstock.runtime.ops.parallel.collective import all_gather_columns, all_reduce, rehearsed
 from tests.models.tiny import llama
 from tests.runtime.parallel import threads
@@ -28,15 +30,19 @@ class Recording:
 
     def replay(self) -> None:
         REPLAYS.append(1)
-        for kept, new in zip(self._made, self._run()):
-            if new is not None and new.data_ptr() != kept.data_ptr():
+        for kept, new in zip(tensors(self._made), tensors(self._run()), strict=True):
+            if new.data_ptr() != kept.data_ptr():
                 kept.copy_(new)
+
+
+def tensors(made: Any) -> list[torch.Tensor]:
+    return [made] if isinstance(made, torch.Tensor) else [part for part in made if part is not None]
 
 
 class HostRecorder:
     def record(self, run: Callable[[], Any], size: int) -> tuple[Recording, Any]:
         made = run()
-        return Recording(run, made if isinstance(made, tuple) else (made,)), made
+        return Recording(run, made), made
 
 
 class Paged:
@@ -45,6 +51,11 @@ class Paged:
 
     def next(self) -> torch.Tensor:
         return torch.empty(self._shape, dtype=torch.int64)
+
+
+def known_layout(**how: Any) -> BatchLayout:
+    """What a GPU's kernels find out by themselves, a CPU's are told."""
+    return BatchLayout(**how | {"contexts": how["context_lengths"].tolist()})
 
 
 @pytest.mark.parametrize("ranks", [Ranks(pipeline=2), Ranks(pipeline=3), Ranks(2, 2)], ids=str)
@@ -56,6 +67,7 @@ def test_recorded_stages_give_what_one_process_gives(
     alone = computed(driver(ModelRunner(whole_model(tmp_path), SHAPE)), texts())
     monkeypatch.setattr(recorded, "GraphRecorder", HostRecorder)
     monkeypatch.setattr(recorded, "Pinned", Paged)
+    monkeypatch.setattr(graphs, "BatchLayout", known_layout)
     monkeypatch.setattr(
         threads,
         "rank_runner",
