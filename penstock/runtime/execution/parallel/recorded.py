@@ -48,7 +48,7 @@ class StageLayers:
 
     def __call__(self, token_ids: Tensor, step: Step) -> Tensor:
         if isinstance(self._model.embedding, StageInput):
-            self._model.embedding.received = self.inbox[: len(token_ids)]
+            self._model.embedding.received = self.inbox[: len(token_ids)].clone()  # layers add to it where it lies
         hidden: Tensor = self._model(token_ids, step)
         return hidden
 
