@@ -57,7 +57,7 @@ def _contiguous(lengths: list[int], reserve: int, ended: list[int]) -> list[dict
 
 def _padded(lengths: list[int]) -> list[int]:
     """Tokens computed of each prompt in one step of all, by the simulator's own baseline."""
-    chunks = tuple(Chunk(row, 0, length, (), (), True) for row, length in enumerate(lengths))
+    chunks = tuple(Chunk(row, 0, length, (), (), True, None) for row, length in enumerate(lengths))
     return [chunk.length for chunk in padded(Batch(0, chunks)).chunks]
 
 

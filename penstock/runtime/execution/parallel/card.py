@@ -58,12 +58,13 @@ class CardPeers:
         if self.index == 0:
             memory = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
             torch.cuda.synchronize()
-            store.set("handle", json.dumps([_encoded(part) for part in memory.untyped_storage()._share_cuda_()]))
+            handle = memory.untyped_storage()._share_cuda_()  # type: ignore[no-untyped-call]
+            store.set("handle", json.dumps([_encoded(part) for part in handle]))
             store.wait([f"open/{index}" for index in range(1, self.count)], self._timeout)
             return memory
         store.wait(["handle"], self._timeout)
-        handle = [_decoded(part) for part in json.loads(store.get("handle"))]
-        opened = torch.UntypedStorage._new_shared_cuda(*handle)  # type: ignore[attr-defined]
+        told = json.loads(store.get("handle"))
+        opened = torch.UntypedStorage._new_shared_cuda(*(_decoded(part) for part in told))
         store.set(f"open/{self.index}", "")
         return torch.empty(0, dtype=torch.uint8, device=device).set_(opened)
 
