@@ -111,7 +111,6 @@ THIRD_PARTY: dict[str, tuple[str, ...]] = {
     "opentelemetry": ("server", "router", "metrics"),
     "uvloop": ("cli", "assembly"),
     "tqdm": ("formats",),
-    "pynvml": ("measure",),
     "httpx": ("cli", "conform"),
     "openai": ("conform",),
     "anthropic": ("conform",),
