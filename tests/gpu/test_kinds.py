@@ -54,6 +54,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "layer_types": ["mamba", "attention", "mamba", "mamba"],
     },
     "FalconH1ForCausalLM": MAMBA | {"mamba_d_ssm": 256, "key_multiplier": 0.6},
+    "NemotronHForCausalLM": {
+        "mamba_num_heads": 8,
+        "mamba_head_dim": 32,
+        "ssm_state_size": 16,
+        "n_groups": 2,
+        "hybrid_override_pattern": "M-M*-MM-",
+    },
     "Lfm2ForCausalLM": {
         "norm_eps": 1e-5,
         "conv_L_cache": 3,
@@ -154,6 +161,10 @@ def test_falcon_h1() -> None:
 
 def test_lfm2() -> None:
     check("Lfm2ForCausalLM")
+
+
+def test_nemotron_h() -> None:
+    check("NemotronHForCausalLM")
 
 
 def test_deepseek() -> None:

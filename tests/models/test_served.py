@@ -25,7 +25,7 @@ from tests.models.ours import Ours
 from tests.models.tiny import DECODERS
 from tests.runtime.test_engine import serve
 
-NAMES = ("qwen3-next", "granite4", "falcon-h1", "lfm2", "deepseek-v2-groups", "deepseek-v3")
+NAMES = ("qwen3-next", "granite4", "falcon-h1", "lfm2", "nemotron-h", "deepseek-v2-groups", "deepseek-v3")
 BLOCK_SIZE, CONTEXT, NUM_TOKENS, NUM_STATES = 8, 256, 64, 30
 
 
