@@ -14,6 +14,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -65,7 +66,9 @@ ENDINGS = {
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """What is laid over a model, in float32, by our modules' names. Two adapters of one `digest` are one."""
+    """What is laid over a model, by our modules' names. Two adapters of one `digest` are one.
+
+    Changes of a layer's matrices are in the file's own kind of numbers, all else is in float32."""
 
     digest: str
     path: str
@@ -226,7 +229,8 @@ class AdapterReading:
                 if any(any(parts) for parts in stack):
                     experts[module] = stack
             elif any(parts := _fitted(recipe, find, shape)):
-                changes[module] = parts
+                is_table = module in TABLES
+                changes[module] = tuple(part.floats() if is_table and part is not None else part for part in parts)
         return Adapter(digest, str(self._path), self._settings.base, changes, experts, tables)
 
     def take(self, module: Module) -> None:
@@ -246,7 +250,8 @@ class AdapterReading:
             raise ModelFileError(
                 f"its module {quoted(module.name)} has {sorted(kinds)}; lora_A and lora_B belong together"
             )
-        a, b = (self._read(module.parts[part], 2) for part in (LORA_A, LORA_B))
+        read = self._read if MAGNITUDE in kinds else self._stored
+        a, b = (read(module.parts[part], 2) for part in (LORA_A, LORA_B))
         if leaf == self._embedding_leaf and self._settings.is_gguf:
             a, b = b.t(), a.t()
         self._found[leaf] = self._change(module, a, b)
@@ -259,7 +264,8 @@ class AdapterReading:
     def _change(self, module: Module, a: Tensor, b: Tensor) -> LowRank:
         """`b` [rows, rank] times `a` [rank, columns], scaled."""
         rank = self._rank(module, a, b)
-        left = b * self._settings.scale(module.name, rank)
+        scale = self._settings.scale(module.name, rank)
+        left = b if scale == 1 else b.float() * scale
         is_swapped = self._spec.architecture == "gpt2" and "lm_head" not in module.name and not self._settings.is_gguf
         scales = self._read(module.parts[MAGNITUDE], 1) if MAGNITUDE in module.parts else None
         if scales is not None and len(scales) != len(left):
@@ -331,6 +337,10 @@ class AdapterReading:
                 self._found[name] = LowRank(rows, right)
 
     def _read(self, raw: RawTensor, num_dims: int) -> Tensor:
+        return self._stored(raw, num_dims).float()
+
+    def _stored(self, raw: RawTensor, num_dims: int) -> Tensor:
+        """In the file's own kind of numbers, unless they are packed."""
         if len(raw.shape) != num_dims or not all(raw.shape):
             raise ModelFileError(
                 f"its tensor {quoted(raw.name)} is {list(raw.shape)}; {num_dims} dimensions are expected"
@@ -338,8 +348,8 @@ class AdapterReading:
         plain = PLAIN.get(raw.dtype)
         if plain is None:
             values = torch.from_numpy(dequantize(raw)).view(raw.shape)
-        else:  # several times faster: somebody waits for it
-            values = torch.frombuffer(bytearray(raw.data), dtype=plain).view(raw.shape).float()
+        else:  # as the file has them, copied while other threads go on: somebody waits for it
+            values = torch.from_numpy(np.array(raw.data)).view(plain).view(raw.shape)
         # Sums of numbers that are finite hardly ever are not.
         if not math.isfinite(values.sum().item()) and not bool(torch.isfinite(values).all()):
             raise ModelFileError(f"its tensor {quoted(raw.name)} has numbers that are not finite")

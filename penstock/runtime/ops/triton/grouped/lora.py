@@ -4,8 +4,9 @@
     shrink   a tile times A of all parts, the inputs shared out among programs: sums that are not added up yet
     expand   those sums added up, times some rows of B, added to the product; with a gate, gated right away
 
-A program takes one tile after another, as many as there are. Shrinking reads nothing that the product before it writes, so it
-waits only before it writes; expanding waits only for the sums. Loads are not moved from one turn of a loop to another
+Programs take pieces of work in turn, as many as there are: how many adapters a step has is not known when it is recorded.
+Shrinking reads nothing that the product before it writes, so it waits only before it writes, and lets expanding begin at once:
+that reads B meanwhile, and waits before it touches anything else. Loads are not moved from one turn of a loop to another
 (`num_stages=1`): what a launch waits for must not be read before.
 """
 
@@ -32,7 +33,7 @@ from penstock.runtime.ops.lora import (
     tile_tokens,
 )
 from penstock.runtime.ops.triton.activation import KINDS, gated
-from penstock.runtime.ops.triton.host.chain import await_others, chained
+from penstock.runtime.ops.triton.host.chain import await_others, chained, release_next
 from penstock.runtime.ops.triton.host.launch import entry
 from penstock.runtime.ops.triton.sorting import sort_pairs
 
@@ -42,16 +43,19 @@ class LoraCut(NamedTuple):
 
     block: int = 256
     """Inputs a program reads at a time."""
-    splits: int = 8
+    splits: int = 16
     """Most programs that share a tile's inputs: with few tokens there are few tiles, and one program would take long."""
     shrink_warps: int = 4
+    stages: int = 3
     rows: int = 128
     """Outputs of a program."""
     expand_warps: int = 4
     gated_rows: int = 128
     gated_warps: int = 4
-    spread: int = 2
-    """Programs for each tile that the tokens would fill if all had one adapter."""
+    programs: int = 1024
+    """Most programs of a launch: more than the chip holds at once gain nothing."""
+    is_early: bool = True
+    """Expanding begins while shrinking goes on."""
     is_aside: bool = False
     """Shrinking goes on beside the product, on a stream of its own."""
 
@@ -103,33 +107,38 @@ def compact_tiles(slots: Tensor, num_slots: int) -> TokenTiles:
 def _shrink(
     x, tokens, slots, counts, numbers, places, out, num_rows, room, stride,
     COLUMNS: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr, PAD: tl.constexpr, SPLITS: tl.constexpr,
-    TILE: tl.constexpr, BLOCK: tl.constexpr, RANKS: tl.constexpr, CHAINS: tl.constexpr,
+    TILE: tl.constexpr, BLOCK: tl.constexpr, RANKS: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr,
+    CHAINS: tl.constexpr,
 ):  # fmt: skip
     """WIDTH is the room for a part's ranks, RANKS how many are computed together, PAD those of all parts."""
-    split = tl.program_id(1)
+    if EARLY:
+        release_next(CHAINS)
     lanes = tl.arange(0, TILE)
     joined = tl.arange(0, PAD)
     part = joined // RANKS
     columns = tl.arange(0, BLOCK)
-    for tile in tl.range(tl.program_id(0), tl.load(counts), tl.num_programs(0), num_stages=1):
+    for piece in tl.range(tl.program_id(0), tl.load(counts) * SPLITS, tl.num_programs(0), num_stages=1):
+        tile = piece // SPLITS
+        split = piece % SPLITS
         slot = tl.load(slots + tile).to(tl.int64)
         taken = tl.load(tokens + tile * TILE + lanes).to(tl.int64)
         rank = tl.multiple_of(tl.load(places + slot * stride), 16)
         a = numbers + (slot - 1) * room + tl.multiple_of(tl.load(places + slot * stride + 1), 16)
-        rows = x + tl.maximum(taken, 0)[:, None] * COLUMNS
+        rows = x + taken[:, None] * COLUMNS
+        is_token = (taken >= 0)[:, None]
         for above in tl.range(0, rank, RANKS, num_stages=1):
             ranks = above + joined % RANKS
             there = ((part < PARTS) & (ranks < rank))[None, :]
             lines = a + (part * rank + ranks)[None, :] * COLUMNS
             total = tl.zeros([TILE, PAD], tl.float32)
-            for begin in tl.range(split * BLOCK, COLUMNS, SPLITS * BLOCK, num_stages=3):
+            for begin in tl.range(split * BLOCK, COLUMNS, SPLITS * BLOCK, num_stages=STAGES):
                 inside = begin + columns < COLUMNS
-                read = tl.load(rows + begin + columns[None, :], mask=inside[None, :], other=0.0)
+                read = tl.load(rows + begin + columns[None, :], mask=inside[None, :] & is_token, other=0.0)
                 weights = tl.load(lines + begin + columns[:, None], mask=inside[:, None] & there, other=0.0)
                 total = tl.dot(read.to(weights.dtype), weights, total, input_precision="ieee")
             await_others(CHAINS)
             target = out + (split * num_rows + tile * TILE + lanes).to(tl.int64)[:, None] * (PARTS * WIDTH)
-            tl.store(target + (part * WIDTH + ranks)[None, :], total, mask=(taken >= 0)[:, None] & there)
+            tl.store(target + (part * WIDTH + ranks)[None, :], total, mask=is_token & there)
     await_others(CHAINS)
 
 
@@ -164,30 +173,32 @@ def _expand(
 ):  # fmt: skip
     """ROWS outputs, which lie in one part. SECOND and THIRD are where parts begin."""
     lanes = tl.arange(0, TILE)
-    first = tl.program_id(1) * ROWS
-    rows = first + tl.arange(0, ROWS)
-    inside = rows < OUTPUTS
     numbered = tl.arange(0, RANKS)
-    ours = shrunk + ((first >= SECOND).to(tl.int32) + (first >= THIRD).to(tl.int32)) * WIDTH
-    for tile in tl.range(tl.program_id(0), tl.load(counts), tl.num_programs(0), num_stages=1):
+    count = tl.load(counts)
+    pieces = count * tl.cdiv(OUTPUTS, ROWS)
+    for piece in tl.range(tl.program_id(0), pieces, tl.num_programs(0), num_stages=1):
+        first = (piece // count) * ROWS
+        tile = piece % count
+        rows = first + tl.arange(0, ROWS)
+        inside = rows < OUTPUTS
+        ours = shrunk + ((first >= SECOND).to(tl.int32) + (first >= THIRD).to(tl.int32)) * WIDTH
         slot = tl.load(slots + tile).to(tl.int64)
         taken = tl.load(tokens + tile * TILE + lanes).to(tl.int64)
         told = places + slot * stride
         rank = tl.multiple_of(tl.load(told), 16)
+        lines = numbers + (slot - 1) * room + tl.multiple_of(tl.load(told + 2), 16) + rows[:, None].to(tl.int64) * rank
+        weights = tl.load(lines + numbered[None, :], mask=inside[:, None] & (numbered < rank)[None, :], other=0.0)
+        is_token = (taken >= 0)[:, None]
+        await_others(CHAINS)
         if rank > 0:
-            lines = (
-                numbers + (slot - 1) * room + tl.multiple_of(tl.load(told + 2), 16) + rows[:, None].to(tl.int64) * rank
-            )
-            weights = tl.load(lines + numbered[None, :], mask=inside[:, None], other=0.0)
             target = y + taken[:, None] * OUTPUTS + rows[None, :]
-            mask = (taken >= 0)[:, None] & inside[None, :]
+            mask = is_token & inside[None, :]
             before = tl.load(target, mask=mask, other=0.0).to(tl.float32)
             if tl.load(told + 3) != 0:
                 before = _scaled(before, factors, bias, slot, rows, inside, factor_stride, BIAS)
-            await_others(CHAINS)
             for above in tl.range(0, rank, RANKS, num_stages=1):
                 ranks = above + numbered
-                sums = _sum(ours, tile * TILE + lanes, (taken >= 0)[:, None], num_rows, ranks, PARTS * WIDTH, SPLITS)
+                sums = _sum(ours, tile * TILE + lanes, is_token, num_rows, ranks, PARTS * WIDTH, SPLITS)
                 before = tl.dot(sums.to(weights.dtype), tl.trans(weights), before, input_precision="ieee")
                 more = inside[:, None] & (ranks + RANKS < rank)[None, :]
                 weights = tl.load(lines + (ranks + RANKS)[None, :], mask=more, other=0.0)
@@ -205,34 +216,40 @@ def _expand_gated(
 ):  # fmt: skip
     """ROWS outputs of both halves. Tokens without an adapter are gated here too."""
     lanes = tl.arange(0, TILE)
-    rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-    inside = rows < HALF
     numbered = tl.arange(0, RANKS)
-    for tile in tl.range(tl.program_id(0), tl.load(counts + 1), tl.num_programs(0), num_stages=1):
+    count = tl.load(counts + 1)
+    pieces = count * tl.cdiv(HALF, ROWS)
+    for piece in tl.range(tl.program_id(0), pieces, tl.num_programs(0), num_stages=1):
+        rows = (piece // count) * ROWS + tl.arange(0, ROWS)
+        tile = piece % count
+        inside = rows < HALF
         slot = tl.load(slots + tile).to(tl.int64)
         taken = tl.load(tokens + tile * TILE + lanes).to(tl.int64)
         told = places + slot * stride
         rank = tl.multiple_of(tl.load(told), 16)
+        lines = numbers + (slot - 1) * room + tl.multiple_of(tl.load(told + 2), 16) + rows[:, None].to(tl.int64) * rank
+        there = inside[:, None] & (numbered < rank)[None, :]
+        gate_weights = tl.load(lines + numbered[None, :], mask=there, other=0.0)
+        up_weights = tl.load(lines + HALF * rank + numbered[None, :], mask=there, other=0.0)
+        is_token = (taken >= 0)[:, None]
+        await_others(CHAINS)
         source = y + taken[:, None] * (2 * HALF) + rows[None, :]
-        mask = (taken >= 0)[:, None] & inside[None, :]
+        mask = is_token & inside[None, :]
         gates = tl.load(source, mask=mask, other=0.0).to(tl.float32)
         ups = tl.load(source + HALF, mask=mask, other=0.0).to(tl.float32)
-        lines = numbers + (slot - 1) * room + tl.multiple_of(tl.load(told + 2), 16) + rows[:, None].to(tl.int64) * rank
         if tl.load(told + 3) != 0:
             gates = _scaled(gates, factors, bias, slot, rows, inside, factor_stride, BIAS)
             ups = _scaled(ups, factors + HALF, bias + HALF, slot, rows, inside, factor_stride, BIAS)
         for above in tl.range(0, rank, RANKS, num_stages=1):
             ranks = above + numbered
-            gate_weights = tl.load(lines + ranks[None, :], mask=inside[:, None], other=0.0)
-            up_weights = tl.load(lines + HALF * rank + ranks[None, :], mask=inside[:, None], other=0.0)
-            await_others(CHAINS)
-            there = (taken >= 0)[:, None]
-            sums = _sum(shrunk, tile * TILE + lanes, there, num_rows, ranks, PARTS * WIDTH, SPLITS)
+            sums = _sum(shrunk, tile * TILE + lanes, is_token, num_rows, ranks, PARTS * WIDTH, SPLITS)
             gates = tl.dot(sums.to(gate_weights.dtype), tl.trans(gate_weights), gates, input_precision="ieee")
             if PARTS > 1:
-                sums = _sum(shrunk + WIDTH, tile * TILE + lanes, there, num_rows, ranks, PARTS * WIDTH, SPLITS)
+                sums = _sum(shrunk + WIDTH, tile * TILE + lanes, is_token, num_rows, ranks, PARTS * WIDTH, SPLITS)
             ups = tl.dot(sums.to(up_weights.dtype), tl.trans(up_weights), ups, input_precision="ieee")
-        await_others(CHAINS)
+            more = inside[:, None] & (ranks + RANKS < rank)[None, :]
+            gate_weights = tl.load(lines + (ranks + RANKS)[None, :], mask=more, other=0.0)
+            up_weights = tl.load(lines + HALF * rank + (ranks + RANKS)[None, :], mask=more, other=0.0)
         value = gated(gates, ups, out.dtype.element_ty, KIND, CLAMP, SHARPNESS)
         tl.store(out + taken[:, None] * HALF + rows[None, :], value.to(out.dtype.element_ty), mask=mask)
     await_others(CHAINS)
@@ -240,13 +257,14 @@ def _expand_gated(
 
 def num_splits(num_tokens: int, columns: int) -> int:
     """Few for many tokens, whose tiles keep the chip busy; a power of two, so that few kernels are compiled."""
-    most = min(CUT.splits, max(1, columns // CUT.block), max(1, 1024 // num_tokens))
+    num_tiles = -(-num_tokens // lora_tile(num_tokens))
+    most = min(CUT.splits, max(1, columns // CUT.block), max(1, CUT.programs // num_tiles))
     return 1 << (most.bit_length() - 1)
 
 
-def num_programs(num_tokens: int, tiles: TokenTiles) -> int:
-    """Programs that take tiles in turn."""
-    return min(len(tiles.slots), CUT.spread * -(-num_tokens // lora_tile(num_tokens)))
+def num_programs(tiles: TokenTiles, pieces: int) -> tuple[int]:
+    """Programs that take pieces in turn, of which a tile has so many."""
+    return (min(len(tiles.slots) * pieces, CUT.programs),)
 
 
 def launched() -> dict[str, bool]:
@@ -281,10 +299,10 @@ def shrunk_beside(
 def shrink(x: Tensor, tiles: TokenTiles, bank: LoraBank, num_parts: int, out: Tensor) -> Tensor:
     (num_tokens, columns), width = x.shape, bank.most_rank
     splits, num_rows, _ = out.shape
-    _shrink[num_programs(num_tokens, tiles), splits](
+    _shrink[num_programs(tiles, splits)](
         x, *tiles, bank.numbers, bank.places, out, num_rows, bank.numbers.stride(0), bank.places.stride(0),
         columns, width, num_parts, RANK_STEP * triton.next_power_of_2(num_parts), splits, lora_tile(num_tokens),
-        CUT.block, RANK_STEP, **launched(), num_warps=CUT.shrink_warps,
+        CUT.block, RANK_STEP, CUT.stages, CUT.is_early, **launched(), num_warps=CUT.shrink_warps,
     )  # fmt: skip
     return out
 
@@ -319,7 +337,7 @@ def add_thin_products(
     rows = next((count for count in widths if all(size % count == 0 for size in sizes)), RANK_STEP)
     second = sizes[0] if len(sizes) > 1 else outputs
     third = sizes[0] + sizes[1] if len(sizes) > 2 else outputs
-    _expand[num_programs(num_tokens, tiles), triton.cdiv(outputs, rows)](
+    _expand[num_programs(tiles, triton.cdiv(outputs, rows))](
         shrunk, *tiles, bank.numbers, bank.places, bank.factors, y if bias is None else bias, y,
         shrunk.shape[1], bank.numbers.stride(0), bank.places.stride(0), bank.factors.stride(0),
         outputs, bank.most_rank, len(sizes), second, third, len(shrunk), lora_tile(num_tokens), rows, RANK_STEP,
@@ -357,7 +375,7 @@ def gate_thin_products(
     y, shrunk = shrunk_beside(x, product, tiles, bank, len(sizes))
     num_tokens, half, rows = y.shape[0], y.shape[1] // 2, CUT.gated_rows
     out = torch.empty((num_tokens, half), dtype=y.dtype, device=y.device)
-    _expand_gated[num_programs(num_tokens, tiles), triton.cdiv(half, rows)](
+    _expand_gated[num_programs(tiles, triton.cdiv(half, rows))](
         shrunk, *tiles, bank.numbers, bank.places, bank.factors, y if bias is None else bias, y, out,
         shrunk.shape[1], bank.numbers.stride(0), bank.places.stride(0), bank.factors.stride(0),
         half, bank.most_rank, len(sizes), len(shrunk), lora_tile(num_tokens), rows, RANK_STEP, bias is not None,
