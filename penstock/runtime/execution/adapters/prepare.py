@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from penstock.errors import ModelFileError
-from penstock.runtime.execution.load.adapters import TABLES, Adapter
+from penstock.runtime.execution.load.adapters import TABLES, Adapter, reading_threads
 from penstock.runtime.execution.load.low_rank import LowRank
 from penstock.runtime.layers.adapted.linear import LoraLinear
 from penstock.runtime.layers.adapted.table import LoraTable
@@ -64,6 +64,7 @@ def pack(adapter: Adapter, linears: Mapping[str, LoraLinear], most_rank: int, li
     has_factors = any(part is not None and part.scales is not None for parts in changed.values() for part in parts)
     factors = torch.ones(sum(sum(linear.sizes) for linear in linears.values())) if has_factors else None
     at = first = 0
+    laying: list[tuple[Sequence[LowRank | None], Sequence[int], Tensor, Tensor]] = []
     for number, (name, linear) in enumerate(linears.items()):
         outputs = sum(linear.sizes)
         if name in changed:
@@ -75,13 +76,15 @@ def pack(adapter: Adapter, linears: Mapping[str, LoraLinear], most_rank: int, li
             end = at + _num_numbers(parts, linear.sizes)
             at_b = end - rank * outputs
             places[number] = torch.tensor([rank, at, at_b, is_scaled])
-            _lay(parts, linear.sizes, numbers[at:at_b], numbers[at_b:end].view(outputs, rank))
+            laying.append((parts, linear.sizes, numbers[at:at_b], numbers[at_b:end].view(outputs, rank)))
             if factors is not None:
                 for part in parts:
                     if part is not None and part.scales is not None:
                         factors[first + part.first : first + part.rows.stop] = part.scales
             at = end
         first += outputs
+    with reading_threads() as pool:
+        list(pool.map(lambda told: _lay(*told), laying))
     if is_pinned:
         places, factors = places.pin_memory(), None if factors is None else factors.pin_memory()
     rest = replace(adapter, changes={name: parts for name, parts in adapter.changes.items() if name in TABLES})
@@ -108,14 +111,15 @@ def _num_numbers(parts: Sequence[LowRank | None], sizes: Sequence[int]) -> int:
     return _rank(parts) * (len(sizes) * columns + sum(sizes))
 
 
+@torch.inference_mode()
 def _lay(parts: Sequence[LowRank | None], sizes: Sequence[int], a: Tensor, b: Tensor) -> None:
     """Zeros where there is no change, and beyond its rank."""
     rows, first = a.view(len(sizes), b.shape[1], -1), 0
     for number, (part, size) in enumerate(zip(parts, sizes, strict=True)):
         rank, own = 0 if part is None else part.rank, b[first : first + size]
-        if part is not None:
-            rows[number, :rank] = part.right
-            own[:, :rank] = part.left
+        if part is not None:  # by way of float32, which is several times as fast from one short kind to another
+            rows[number, :rank] = part.right.float()
+            own[:, :rank] = part.left.float()
         rows[number, rank:] = 0.0
         own[:, rank:] = 0.0
         first += size

@@ -4,7 +4,6 @@ What lies in a slot is a bank's to know: torch modules and native steps have one
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,7 +12,8 @@ from torch import Tensor
 
 from penstock.errors import EngineError
 from penstock.runtime.core.batch import Arrival, Chunk
-from penstock.runtime.execution.load.adapters import Adapter, read_adapter
+from penstock.runtime.execution.load.adapters import Adapter
+from penstock.runtime.execution.load.mix import read_mix
 from penstock.runtime.layers.adapted.step import AdapterStep, TokenSlots
 from penstock.runtime.models.sharding import ModelShard
 from penstock.runtime.models.spec import ModelSpec
@@ -72,7 +72,7 @@ class AdapterSlots:
 
     def read(self, path: str) -> Any:
         """From any thread; ModelFileError says why an adapter is refused."""
-        return self.bank.prepare(read_adapter(Path(path), self._spec, self._max_rank, self._shard))
+        return self.bank.prepare(read_mix(path, self._spec, self._max_rank, self._shard))
 
     @torch.inference_mode()
     def place(self, adapter: Any) -> None:

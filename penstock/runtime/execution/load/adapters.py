@@ -45,7 +45,7 @@ MAX_CONFIG_BYTES = 1 << 20
 MAX_RANK = 512
 PERSON = b"penstock.lora"
 HASHED_BYTES = 8 << 20
-READING_THREADS = max(1, min(4, (os.cpu_count() or 1) // 2))
+READING_THREADS = max(1, min(8, (os.cpu_count() or 1) // 2))
 PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """Numbers as torch knows them."""
 MAX_TENSORS = 200_000
@@ -122,7 +122,7 @@ def read_adapter(path: Path, spec: ModelSpec, max_rank: int = MAX_RANK, shard: M
     try:
         modules = _modules(checkpoint)
         reading = AdapterReading(path, spec, settings, max_rank)
-        with ThreadPoolExecutor(READING_THREADS, thread_name_prefix="adapter") as pool:
+        with reading_threads() as pool:
             hashed = [pool.submit(_hashed, part) for part in _parts(files)]
             list(pool.map(reading.take, modules.values()))
             digest = blake2b(b"".join(part.result() for part in hashed), digest_size=16, person=PERSON).hexdigest()
@@ -131,6 +131,11 @@ def read_adapter(path: Path, spec: ModelSpec, max_rank: int = MAX_RANK, shard: M
         raise ModelFileError(f"the adapter {path} is refused: {error}") from error
     finally:
         checkpoint.close()
+
+
+def reading_threads() -> ThreadPoolExecutor:
+    """Threads for one adapter: somebody waits for it."""
+    return ThreadPoolExecutor(READING_THREADS, thread_name_prefix="adapter")
 
 
 def _open(path: Path, spec: ModelSpec) -> tuple[Checkpoint, AdapterSettings, tuple[Path, ...]]:
