@@ -172,11 +172,10 @@ class Bench:
         for name, products in self.sites.items():
             for n, slots in self.slots.items():
                 found[n][name] = timed(partial(products.adapted, slots), self.is_dry) - plain[name]
-        each = "  ".join(
+        return "  ".join(
             f"{n:2}: " + " ".join(f"{took:5.1f}" for took in took_of.values()) + f" ={sum(took_of.values()):6.1f}"
             for n, took_of in found.items()
         )
-        return each
 
 
 def compile_cuts(tokens: int, names: list[str]) -> None:

@@ -26,7 +26,7 @@ def read_mix(adapter: str, spec: ModelSpec, max_rank: int, shard: ModelShard | N
         changes = [change for parts in one.changes.values() for change in parts if change is not None]
         if one.tables or one.experts or any(change.scales is not None for change in changes):
             raise ModelFileError(
-                f"the adapter {one.path} is a DoRA, or has experts or whole matrices, and is not scaled or mixed; ask for it alone"
+                f"the adapter {one.path} is a DoRA or brings experts or whole matrices: ask for it alone and unscaled"
             )
     changes = {}
     for name in dict.fromkeys(name for one in read for name in one.changes):

@@ -29,3 +29,12 @@ def bounded(
 
     layers = tuple(map(forgetting, spec.layers))
     return replace(spec, layers=layers, max_context=max(spec.max_context, context))
+
+
+def unbounded(spec: ModelSpec) -> ModelSpec:
+    """The model as its files have it."""
+    layers = (
+        replace(layer, attention=layer.attention.attention) if isinstance(layer.attention, Bounded) else layer
+        for layer in spec.layers
+    )
+    return replace(spec, layers=tuple(layers))
