@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from penstock.runtime.ops import lora as definition
 from penstock.runtime.ops.activation import gate
 from penstock.runtime.ops.lora import LoraBank, add_lora, add_lora_gated, tile_tokens
 from penstock.runtime.ops.triton.grouped import lora
@@ -34,30 +35,35 @@ LAYERS, RANK, SLOTS = 6, 16, 33
 ADAPTERS = (1, 8, 32)
 TOLERANCE = 0.02
 COMPILERS = 14
-NOW = LoraCut()
+NOW, AS_TILED = LoraCut(), definition.TILES
+AFTER = NOW._replace(is_aside=False)
 CUTS = {
     "as it is": NOW,
-    "late": NOW._replace(is_early=False),
-    "aside": NOW._replace(is_aside=True),
-    "programs 528": NOW._replace(programs=528),
-    "programs 2112": NOW._replace(programs=2112),
-    "splits 8": NOW._replace(splits=8),
+    "first": NOW._replace(is_first=True),
+    "after the product": AFTER,
+    "after, splits 16": AFTER._replace(splits=16),
+    "after, splits 4": AFTER._replace(splits=4),
+    "splits 16": NOW._replace(splits=16),
     "splits 4": NOW._replace(splits=4),
-    "block 512": NOW._replace(block=512),
-    "block 128": NOW._replace(block=128),
-    "block 128 splits 32": NOW._replace(block=128, splits=32),
+    "splits 2": NOW._replace(splits=2),
     "stages 1": NOW._replace(stages=1),
-    "stages 2": NOW._replace(stages=2),
+    "stages 3": NOW._replace(stages=3),
+    "stages 1 splits 4": NOW._replace(stages=1, splits=4),
+    "block 128": NOW._replace(block=128),
+    "block 128 stages 3": NOW._replace(block=128, stages=3),
+    "block 512": NOW._replace(block=512),
     "shrink warps 2": NOW._replace(shrink_warps=2),
     "shrink warps 8": NOW._replace(shrink_warps=8),
-    "block 512 warps 8": NOW._replace(shrink_warps=8, block=512),
     "rows 64": NOW._replace(rows=64, gated_rows=64),
     "rows 64 warps 2": NOW._replace(rows=64, expand_warps=2, gated_rows=64, gated_warps=2),
+    "rows 128 warps 2": NOW._replace(expand_warps=2, gated_warps=2),
+    "rows 128 warps 8": NOW._replace(expand_warps=8, gated_warps=8),
     "rows 256": NOW._replace(rows=256, gated_rows=256),
     "rows 256 warps 8": NOW._replace(rows=256, expand_warps=8, gated_rows=256, gated_warps=8),
     "rows 512 warps 8": NOW._replace(rows=512, expand_warps=8, gated_rows=512, gated_warps=8),
-    "aside, splits 4 stages 1": NOW._replace(is_aside=True, splits=4, stages=1),
 }
+TILES = {"tiles 16": ((512, 16),), "tiles 4": ((512, 4),)}
+"""Cuts of tokens instead."""
 
 
 class Products:
@@ -71,10 +77,11 @@ class Products:
         self.x = torch.randn((tokens, size), device=device, dtype=dtype)
         drawn = partial(torch.randn, device=device, dtype=dtype)
         self.weights = [drawn((outputs, size)) * size**-0.5 for _ in range(LAYERS)]
-        places = torch.tensor([[0] * 4] + [[RANK, 0, RANK * parts * size, 0]] * (SLOTS - 1), dtype=torch.int32)
+        told = [[0] * 4] + [[RANK, 0, RANK * parts * size, 0]] * (SLOTS - 1)
+        self.places = torch.tensor(told, dtype=torch.int32, device=device)
         factors = torch.ones((SLOTS, outputs), device=device)
         self.banks = [
-            LoraBank(drawn((SLOTS - 1, RANK * (parts * size + outputs))) * 0.1, places.to(device), factors, RANK)
+            LoraBank(drawn((SLOTS - 1, RANK * (parts * size + outputs))) * 0.1, self.places, factors, RANK)
             for _ in range(LAYERS)
         ]
         self.made: list[Tensor] = []
@@ -86,7 +93,7 @@ class Products:
                 gate(y, "silu")
 
     def adapted(self, slots: Tensor, add: Callable[..., Tensor] = lora.add_thin_products) -> None:
-        tiles = tile_tokens(slots, SLOTS)
+        tiles = tile_tokens(slots, self.places[:, None])
         self.made = []
         if self.is_gated:
             add = add_lora_gated.definition if add is add_lora.definition else lora.gate_thin_products
@@ -178,6 +185,10 @@ class Bench:
         )
 
 
+def choose(name: str) -> None:
+    lora.CUT, definition.TILES = CUTS.get(name, NOW), TILES.get(name, AS_TILED)
+
+
 def compile_cuts(tokens: int, names: list[str]) -> None:
     """All cuts, in processes side by side, into the folder that this one reads."""
     words = [sys.executable, "-m", "benchmarks.gpu.tune_lora", "--tokens", str(tokens), "--compile"]
@@ -201,11 +212,11 @@ def main() -> None:
         LAYERS = 1
         bench = Bench(asked.tokens, asked.dry)
         for name in asked.compile:
-            lora.CUT = CUTS[name]
+            choose(name)
             for products in bench.sites.values():
                 products.adapted(bench.slots[1])
         return
-    names = [name for name in CUTS if asked.only in name]
+    names = [name for name in (*CUTS, *TILES) if asked.only in name]
     if not asked.dry:
         torch.backends.cuda.preferred_blas_library("cublaslt")
         compile_cuts(asked.tokens, names)
@@ -215,12 +226,12 @@ def main() -> None:
     alone = ", ".join(f"{name} {took:.1f}" for name, took in plain.items())
     print(f"{asked.tokens} tokens, alone: {alone}, {sum(plain.values()):.1f} us", flush=True)
     for name in names:
-        lora.CUT = CUTS[name]
+        choose(name)
         wrong = bench.compare()
         told = f"{name:26} {bench.row(plain)}"
         print(told + (f"  WRONG by {wrong:.3g}" if not wrong < TOLERANCE else f"  ({wrong:.1e})"), flush=True)
     if asked.profile and not asked.dry:
-        lora.CUT = NOW
+        choose("as it is")
         for n in (1, 32):
             for name, products in bench.sites.items():
                 print(f"{name} over {n}:", flush=True)

@@ -23,6 +23,9 @@ from penstock.runtime.ops.lora import tile_tokens
 class AdapterBank(Protocol):
     """Where a model's sublayers, or its native steps, find adapters by slot."""
 
+    places: Tensor | None
+    """int32 [slots, linears, 4]: where sublayers find their matrices in a slot, as `LoraBank` has them."""
+
     def prepare(self, adapter: Adapter) -> Any:
         """What can be done before there is a slot, from any thread: numbers as they will lie, DoRA's lengths found.
 
@@ -145,5 +148,6 @@ class AdapterSlots:
             self._set_tokens(self.on_device[rows])
 
     def _set_tokens(self, slots: Tensor) -> None:
-        tiles = None if slots.device.type == "cpu" else tile_tokens(slots, self.num_slots + 1)
+        places = self.bank.places
+        tiles = None if places is None or slots.device.type == "cpu" else tile_tokens(slots, places)
         self.step.tokens = TokenSlots(tiles, slots)
