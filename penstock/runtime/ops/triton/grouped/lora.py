@@ -367,7 +367,8 @@ def gate_thin_products(
     if tiles is None:
         raise ValueError("tokens have to be sorted by adapter")
     y, shrunk, how = shrunk_beside(x, product, tiles, bank, len(sizes))
-    told, half, rows = tiles.places[:, bank.number], y.shape[1] // 2, CUT.gated_rows
+    told, half = tiles.places[:, bank.number], y.shape[1] // 2
+    rows = CUT.gated_rows if tiles.tokens.shape[1] < WIDE_TILE else CUT.gated_rows // 2
     out = torch.empty((len(y), half), dtype=y.dtype, device=y.device)
     _expand_gated[len(told), triton.cdiv(half, rows)](
         shrunk, tiles.tokens, tiles.slots, told, bank.numbers, bank.factors, y if bias is None else bias, y, out,
