@@ -175,7 +175,7 @@ def main() -> None:
     begin_s = time.perf_counter()
     loaded = load(config)
     engine = make_engine(config, loaded, size(config, loaded))
-    plain = [timed(engine, [""] * STREAMS) for _ in range(asked.turns + 2)][2:]
+    plain = [timed(engine, [""] * STREAMS) for _ in range(asked.turns + 1)][1:]
     print(f"plain {rate(plain):,.0f} tok/s ({time.perf_counter() - begin_s:.0f} s)", flush=True)
     del engine
     gc.collect()
@@ -193,14 +193,14 @@ def main() -> None:
         cases = {n: [paths[i % n] for i in range(STREAMS)] for n in COUNTS}
         base: list[float] = []
         shares: dict[int, list[float]] = {n: [] for n in cases}
-        for turn in range(asked.turns + 2):
+        for turn in range(asked.turns + 1):
             alone = timed(engine, [""] * STREAMS)
             found = {n: timed(engine, chosen) for n, chosen in cases.items()}
             print(f"turn {turn}: {alone:.2f} s, {', '.join(f'{one:.2f}' for one in found.values())}", flush=True)
             if late:
                 print(f"compiled meanwhile: {', '.join(late)}", flush=True)
                 late.clear()
-            if turn > 1:
+            if turn:
                 base.append(alone)
                 for n, seconds in found.items():
                     shares[n].append(alone / seconds)
