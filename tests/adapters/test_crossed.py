@@ -120,23 +120,22 @@ SETTINGS: dict[str, dict[str, object]] = {
     "drafts": {"speculate": "ngram", "draft_tokens": 4},
     "kept blocks": {"kv_disk": "kv", "num_blocks": 64},
     "preemption": {"num_blocks": 24},
-    "chunks": {"max_batch_tokens": 16},
+    "chunks": {"max_batch_tokens": 32, "max_sequences": 24},
     "two slots": {"max_adapters": 2},
     "forgetting": {"long_context": "streaming:4+28"},
 }
 ASKED: dict[str, dict[str, object]] = {
-    "greedy": {"temperature": 0.0},
     "grammar": {"temperature": 0.0, "regex": "[0-9a-f ]{8,16}"},
     "three": {"temperature": 0.9, "seed": 5, "n": 3},
     "three of a grammar": {"temperature": 0.9, "seed": 6, "n": 3, "regex": "(yes|no|perhaps)( then)?"},
 }
 LOSSY = "forgetting"
-REFUSED = {frozenset(("kept blocks", LOSSY))}
-PAIRS = [frozenset(pair) for pair in itertools.combinations(SETTINGS, 2)]
+REFUSED = {(name, LOSSY) for name in ("kept blocks", "drafts")}
+PAIRS = list(itertools.combinations(SETTINGS, 2))
 
 
 def answers(llm: LLM, asked: dict[str, object], names: list[str]) -> list[list[list[int]]]:
-    params = SamplingParams(max_tokens=12, **asked)
+    params = SamplingParams(max_tokens=10, **asked)
     prompts = [repeating(number) for number in range(len(NAMES)) if NAMES[number] in names]
     done = llm.generate(prompts, params, adapter=[name for name in NAMES if name in names])
     return [[list(choice.token_ids) for choice in one.choices] for one in done]
@@ -157,7 +156,7 @@ def plain(folder: Path) -> dict[bool, dict[str, list[list[list[int]]]]]:
 
 @pytest.mark.parametrize("pair", PAIRS, ids=" and ".join)
 def test_whatever_else_an_engine_does_a_mixed_batch_gives_the_answers_of_each_alone(
-    folder: Path, tmp_path: Path, plain: dict[bool, dict[str, list[list[list[int]]]]], pair: frozenset[str]
+    folder: Path, tmp_path: Path, plain: dict[bool, dict[str, list[list[list[int]]]]], pair: tuple[str, str]
 ) -> None:
     settings: dict[str, object] = {"speculate": "off"}
     for name in pair:
@@ -165,9 +164,9 @@ def test_whatever_else_an_engine_does_a_mixed_batch_gives_the_answers_of_each_al
     if "kv_disk" in settings:
         settings["kv_disk"] = str(tmp_path / "kv")
     if pair in REFUSED:
-        with pytest.raises(ConfigError, match="long-context"):
+        with pytest.raises(ConfigError, match=r"long-context|speculate"):
             opened(folder, **settings)
         return
     with opened(folder, **settings) as llm:
-        for _ in range(2):  # what was cached is used
+        for _ in range(2 if "kept blocks" in pair else 1):  # what was kept is used
             assert {kind: answers(llm, asked, NAMES) for kind, asked in ASKED.items()} == plain[LOSSY in pair]
