@@ -23,8 +23,9 @@ from penstock.runtime.ops.lora import tile_tokens
 class AdapterBank(Protocol):
     """Where a model's sublayers, or its native steps, find adapters by slot."""
 
-    places: Tensor | None
-    """int32 [slots, linears, 4]: where sublayers find their matrices in a slot, as `LoraBank` has them."""
+    @property
+    def places(self) -> Tensor | None:
+        """int32 [slots, linears, 4]: where sublayers find their matrices in a slot, as `LoraBank` has them."""
 
     def prepare(self, adapter: Adapter) -> Any:
         """What can be done before there is a slot, from any thread: numbers as they will lie, DoRA's lengths found.
