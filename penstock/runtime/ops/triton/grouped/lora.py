@@ -4,8 +4,8 @@
     shrink   A of all parts times a tile, the inputs shared out among programs: sums that are not added up yet
     expand   those sums added up, some rows of B times them, added to the product; with a gate, gated right away
 
-Few tokens make few operations: what counts is how many reads wait for one another. In a recorded step shrinking goes on beside
-the product, which leaves it room, on a stream of its own. Elsewhere it follows the product, waits only before it writes, and
+Few tokens make few operations: what counts is how many reads wait for one another. Of few tokens shrinking goes on beside the
+product, which leaves processors idle, on a stream of its own. Of many it follows the product, waits only before it writes, and
 lets expanding begin at once: that reads B meanwhile, and waits before it touches anything else. Loads are not moved from one
 turn of a loop to another (`num_stages=1`): what a launch waits for must not be read before.
 """
@@ -258,11 +258,6 @@ def num_splits(columns: int) -> int:
     return 1 << (most.bit_length() - 1)
 
 
-def is_beside(x: Tensor) -> bool:
-    """Elsewhere the host would take longer over two streams than the device gains."""
-    return CUT.is_aside and x.is_cuda and torch.cuda.is_current_stream_capturing()
-
-
 @cache
 def side_of(device: torch.device) -> torch.cuda.Stream:
     """Where shrinking goes on beside the product."""
@@ -274,7 +269,7 @@ def shrunk_beside(
 ) -> tuple[Tensor, Tensor, dict[str, bool]]:
     """The product, what shrinking leaves, and what the next launch is told: it follows both, or is in the chain."""
     shape = num_splits(x.shape[1]), len(tiles.slots), num_parts * bank.most_rank * tiles.tokens.shape[1]
-    if not is_beside(x):
+    if not CUT.is_aside or not x.is_cuda or tiles.tokens.shape[1] == WIDE_TILE:
         y, how = product(), chained()
         return y, shrink(x, tiles, bank, num_parts, torch.empty(shape, device=x.device), how), how
     shrunk, how = torch.empty(shape, device=x.device), {"CHAINS": False}  # of the stream that goes on with it
