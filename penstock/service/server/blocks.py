@@ -34,6 +34,7 @@ TRANSFERS = (
     ("declined_blocks", "penstock_kv_transfer_declined_blocks", "Blocks computed because fetching was slower"),
     ("offered_blocks", "penstock_kv_transfer_offered_blocks", "Blocks handed out to other engines"),
     ("refused_peers", "penstock_kv_transfer_refused_peers", "Peers that did not know the key or meant another engine"),
+    ("shared_peers", "penstock_kv_transfer_shared_peers", "Peers that read from memory shared with them"),
 )
 """Counted by the engine: field, name and meaning."""
 

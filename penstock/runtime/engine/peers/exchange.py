@@ -74,6 +74,7 @@ class PeerExchange:
         return self._counts._replace(
             offered_blocks=self._offers.num_handed_out,
             refused_peers=num_refused,
+            shared_peers=0 if self._server is None else self._server.num_shared,
             prompt_tokens_s=self.remote.rates.prompt_tokens_s or 0.0,
             fetched_bytes_s=self.remote.rates.read_bytes_s or 0.0,
         )

@@ -76,9 +76,10 @@ class BlockCopies:
         self._rows: PinnedRows | None = None
 
     def pin(self, num_bytes: int) -> None:
-        """Take so much host memory, and some for copies under way."""
+        """Take so much host memory, and some for copies under way; have the kernels compiled that copies begin and end with."""
         row_bytes = self._cache.block_bytes
         self._rows = PinnedRows(num_bytes // row_bytes + MAX_IN_FLIGHT, row_bytes)
+        self._cache.scatter([0], self._cache.gather([0]))
 
     @torch.inference_mode()
     def begin_read(self, blocks: Sequence[int], *, is_fenced: bool) -> CudaCopy:
