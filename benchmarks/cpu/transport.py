@@ -16,11 +16,12 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from penstock.runtime.core.prefix import Content, Namespace
 from penstock.runtime.engine.peers import server as offering
 from penstock.runtime.engine.peers.counts import FetchEnd
-from penstock.runtime.engine.peers.offers import BlockRead, HandedOut
+from penstock.runtime.engine.peers.offers import BlockRead, HandedOut, ReadBlocks
 from penstock.runtime.engine.peers.remote import Peer, RemoteTier
-from penstock.runtime.engine.tiers.record import KVRecord, format_digest
+from penstock.runtime.engine.tiers.record import format_digest
 
 KEY, FORMAT = b"a key that both know", format_digest("benchmark")
 
@@ -33,11 +34,11 @@ def offer(pipe: Connection, count: int, size: int, least_shared: int) -> None:
     """Until the other end hangs up."""
     offering.LEAST_SHARED_BYTES = least_shared
     kv = os.urandom(size)
-    records = tuple([KVRecord(hash, bytes(64), kv) for hash in hashes_of(count)])
+    held = tuple([Content(hash, bytes(64), Namespace("", "")) for hash in hashes_of(count)])
 
     def answer(message: Any) -> None:
         if isinstance(message, BlockRead):
-            message.reply(HandedOut(records, is_over=True))
+            message.reply(HandedOut(ReadBlocks(held, [kv] * count), is_over=True))
 
     server = offering.BlockServer("127.0.0.1", KEY, FORMAT, answer)
     pipe.send((server.port, server.generation))

@@ -1,13 +1,14 @@
 """Answers with blocks of a peer are the answers without, whatever happens to the peer, the wire or the key."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from penstock.runtime.engine.peers import server, shared
+from penstock.runtime.engine.peers import offers, server, shared
 from penstock.runtime.engine.peers.counts import FAULTS
 from penstock.runtime.engine.peers.remote import Peer, read_peer
-from tests.engine.peers.pair import BLOCK, Spoiled, Turning, expected, prompt, turning
+from tests.engine.peers.pair import BLOCK, CopyingGated, Spoiled, Turning, expected, prompt, turning
 from tests.machine import PATIENCE_S
 
 
@@ -101,6 +102,38 @@ def test_any_byte_of_the_wire_changed_or_cut_off_costs_time_and_no_answer() -> N
                     assert sum(faults(decode).values()) <= 1
                 wire.close()
         assert num_spoiled >= 22
+
+
+@pytest.mark.parametrize("num_blocks", [256, 60])
+def test_blocks_copied_beside_steps_give_the_same_answers(num_blocks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In many small parts, each of which continues one that may still be on its way."""
+    monkeypatch.setattr(offers, "MAX_READ_BYTES", 300)
+    with turning(runner=CopyingGated) as prefill, turning(runner=CopyingGated, num_blocks=num_blocks) as decode:
+        for seed in range(4):
+            asked = prompt(seed, 400)
+            prefill.submit(asked, 1)
+            assert decode.ask(asked, peer=prefill.peer(computes=True)) == expected(asked)
+        assert not faults(decode)
+        assert decode.peers.counts.fetched_blocks > 120
+        assert not decode.peers.is_fetching
+        decode.engine.check()
+
+
+def test_a_copy_in_that_fails_leaves_the_rest_to_be_computed() -> None:
+    asked = prompt(9, 400)
+    with turning(runner=CopyingGated) as prefill, turning(runner=CopyingGated) as decode:
+        prefill.ask(asked, 1)
+        begin = decode.runner.begin_write
+
+        def failing(*args: Any) -> Any:
+            copy = begin(*args)
+            copy.is_failing = True
+            return copy
+
+        decode.runner.begin_write = failing
+        assert decode.ask(asked, peer=prefill.peer()) == expected(asked)
+        assert decode.peers.counts.fetched_blocks == 0
+        decode.engine.check()
 
 
 @pytest.fixture

@@ -141,11 +141,11 @@ class BlockServer:
                     channel.send(ALIVE)
                     continue
                 is_expected, waited_s, most_s = told.is_expected, 0.0, GRACE_S
-                if told.records:
-                    yield told.records
-                if told.is_over or not (waits or told.records or is_expected):
+                if told.blocks is not None:
+                    yield told.blocks.wait()
+                if told.is_over or not (waits or told.blocks or is_expected):
                     return
-                if told.records:
+                if told.blocks is not None:
                     self._put(ReadOn(reader_id))
         finally:
             self._put(ReadOn(reader_id, is_over=True))
