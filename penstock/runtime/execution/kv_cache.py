@@ -1,13 +1,14 @@
 """The cache: for each layer, what it remembers, in blocks or in states. Which block is whose is not known here."""
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
 
 from penstock.runtime.layers.kinds.parts import part_of
 from penstock.runtime.models.spec import GQA, ModelSpec
-from penstock.runtime.ops.kv_write import gather_blocks, scatter_blocks
+from penstock.runtime.ops.kv_write import BlockParts, gather_blocks, scatter_blocks
 
 
 class KVCache:
@@ -40,6 +41,10 @@ class KVCache:
             self.layers.append(make.cache(attention, paged, num_states, dtype, device))
         self.pages = list(pages.values())
 
+    @cached_property
+    def _in_blocks(self) -> BlockParts:
+        return BlockParts(tuple([part for page in self.pages for part in page]))
+
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Duplicates blocks, (from, to)."""
         if not pairs:
@@ -53,7 +58,7 @@ class KVCache:
     @property
     def block_bytes(self) -> int:
         """What one block holds, all layers."""
-        return sum(part[0].numel() * part.element_size() for page in self.pages for part in page)
+        return self._in_blocks.block_bytes
 
     def read(self, blocks: Sequence[int]) -> list[bytes]:
         """Contents of blocks, each all layers' one after another. Waits for what is under way."""
@@ -66,14 +71,10 @@ class KVCache:
 
     def gather(self, blocks: Sequence[int]) -> torch.Tensor:
         """[blocks, bytes of a block]. Waits for nothing."""
-        return gather_blocks(self._places(blocks), self._tensors)
+        return gather_blocks(self._places(blocks), self._in_blocks)
 
     def scatter(self, blocks: Sequence[int], rows: torch.Tensor) -> None:
-        scatter_blocks(self._places(blocks), self._tensors, rows)
-
-    @property
-    def _tensors(self) -> tuple[torch.Tensor, ...]:
-        return tuple([part for page in self.pages for part in page])
+        scatter_blocks(self._places(blocks), self._in_blocks, rows)
 
     def _places(self, blocks: Sequence[int]) -> torch.Tensor:
         """From pinned memory: from any other a copy would wait for the steps before it."""

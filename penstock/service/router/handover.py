@@ -40,6 +40,8 @@ class Transfer(NamedTuple):
     latency_s: float = 0.002
     is_shared: bool = False
     """Both replicas compute on one device."""
+    waiting_s: float = 0.0
+    """Until what is on its way already has arrived."""
 
 
 class RoleLoad(NamedTuple):
@@ -78,8 +80,10 @@ def judge_handover(here: PromptSite, there: PromptSite, transfer: Transfer, num_
     computing_s = there.num_missing * there_s
     moving_s = here.num_missing * transfer.token_s
     slowed = 1.0 + SHARED_DELAY * (num_running > 0) if transfer.is_shared else 1.0
-    # Blocks travel while the rest is computed: what is slower of both decides.
-    moved_s = there.num_waiting * there_s + max(computing_s * slowed, moving_s) + transfer.latency_s
+    # Blocks travel while the rest is computed, and those of prompts before it too: what is slower of both decides.
+    computed_s = there.num_waiting * there_s + computing_s * slowed
+    arrived_s = max(transfer.waiting_s, there.num_waiting * transfer.token_s) + moving_s
+    moved_s = max(computed_s, arrived_s) + transfer.latency_s
     if transfer.is_shared:
         moved_s += num_running * computing_s * SHARED_DELAY
     if moved_s < (1.0 - LEAST_GAIN) * local_s:

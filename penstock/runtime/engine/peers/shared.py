@@ -67,7 +67,7 @@ class SharedSegment:
         return memoryview(self._memory)[begin : begin + size]
 
     def hide(self) -> None:
-        """Nobody opens it by its name any more."""
+        """Its name is gone: no process opens it any more."""
         with contextlib.suppress(OSError):
             (FOLDER / self.name).unlink()
 

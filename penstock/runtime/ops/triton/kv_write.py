@@ -1,14 +1,20 @@
 """From the joined q, k, v to rotated queries and a written cache in one launch; blocks of all layers, likewise in one."""
 
-from functools import lru_cache
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from penstock.runtime.models.spec import GQA
-from penstock.runtime.ops.kv_write import LEAST, MOST_WHOLE, HeadNorms, gather_blocks, place_qkv, scatter_blocks
+from penstock.runtime.ops.kv_write import (
+    LEAST,
+    MOST_WHOLE,
+    BlockParts,
+    HeadNorms,
+    gather_blocks,
+    place_qkv,
+    scatter_blocks,
+)
 from penstock.runtime.ops.layout import AnyCache, ScaledCache
 from penstock.runtime.ops.rope import Angles
 from penstock.runtime.ops.triton.host.chain import await_others, chained
@@ -16,7 +22,6 @@ from penstock.runtime.ops.triton.host.launch import entry
 
 TILE = 16
 """Tokens a program handles when there are many."""
-WORD_BYTES = 4
 MOVED = 1024
 """Words of a block that a program moves at a time."""
 
@@ -159,33 +164,24 @@ def _move(blocks, pointers, rows, num_words, OUT: tl.constexpr, WORDS: tl.conste
             tl.store(cache + word, tl.load(row + word, mask=word < num_words), mask=word < num_words)
 
 
-def _are_alike(blocks: Tensor, parts: tuple[Tensor, ...], rows: Tensor | None = None) -> bool:
+def _are_alike(blocks: Tensor, parts: BlockParts, rows: Tensor | None = None) -> bool:
     """Blocks of all parts have as many bytes: no scales beside numbers."""
-    size = parts[0][0].nbytes
-    return size % WORD_BYTES == 0 and all(part[0].nbytes == size and part.is_contiguous() for part in parts)
+    return parts.word_count is not None
 
 
-@lru_cache(maxsize=8)
-def _pointers(addresses: tuple[int, ...], device: torch.device) -> Tensor:
-    return torch.tensor(addresses, dtype=torch.int64, device=device)
-
-
-def _moved(blocks: Tensor, parts: tuple[Tensor, ...], rows: Tensor, *, out: bool) -> None:
-    pointers = _pointers(tuple([part.data_ptr() for part in parts]), blocks.device)
-    num_words = rows.shape[1] // len(parts) // WORD_BYTES
-    _move[len(parts), len(blocks)](
-        blocks, pointers, rows.view(torch.int32), num_words, OUT=out, WORDS=MOVED, num_warps=4
+def _moved(blocks: Tensor, parts: BlockParts, rows: Tensor, *, out: bool) -> None:
+    _move[len(parts.tensors), len(blocks)](
+        blocks, parts.pointers, rows.view(torch.int32), parts.word_count, OUT=out, WORDS=MOVED, num_warps=4
     )
 
 
 @gather_blocks.kernel("cuda", fits=_are_alike)
-def gather_all_layers(blocks: Tensor, parts: tuple[Tensor, ...]) -> Tensor:
-    row_bytes = sum(part.nbytes for part in parts) // parts[0].shape[0]
-    rows = torch.empty((len(blocks), row_bytes), dtype=torch.uint8, device=blocks.device)
+def gather_all_layers(blocks: Tensor, parts: BlockParts) -> Tensor:
+    rows = torch.empty((len(blocks), parts.block_bytes), dtype=torch.uint8, device=blocks.device)
     _moved(blocks, parts, rows, out=True)
     return rows
 
 
 @scatter_blocks.kernel("cuda", fits=_are_alike)
-def scatter_all_layers(blocks: Tensor, parts: tuple[Tensor, ...], rows: Tensor) -> None:
+def scatter_all_layers(blocks: Tensor, parts: BlockParts, rows: Tensor) -> None:
     _moved(blocks, parts, rows.contiguous(), out=False)
