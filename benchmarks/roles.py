@@ -29,7 +29,6 @@ from typing import Any
 
 from benchmarks.gpu.online import START_LIMIT_S, VOCABULARY, free_port, quantile
 
-NUM_ANSWER = 96
 ANSWER_LIMIT_S = 60.0
 BEGUN_S = time.perf_counter()
 KEY = secrets.token_urlsafe(18)
@@ -48,6 +47,7 @@ class Mix:
     users: int
     rate: float
     num_tokens: int
+    num_answer: int = 96
 
 
 @dataclass
@@ -90,11 +90,11 @@ async def run(mix: Mix, port: int, seconds: float, seed: int, long_port: int | N
 
     async def stream() -> None:
         while time.perf_counter() < end_s:
-            times = await ask(port, 64, NUM_ANSWER, numbers)
+            times = await ask(port, 64, mix.num_answer, numbers)
             gaps = [late - early for early, late in itertools.pairwise(times[1:])]
             seen.num_failed += not gaps
             seen.gaps_s += gaps
-            seen.tpots_s += [sum(gaps) / (NUM_ANSWER - 1)] if gaps else []
+            seen.tpots_s += [sum(gaps) / (mix.num_answer - 1)] if gaps else []
 
     async def long() -> None:
         times = await ask(long_port or port, mix.num_tokens, 4, numbers)
@@ -126,10 +126,10 @@ def told(seen: Seen) -> dict[str, float]:
 
 
 @contextmanager
-def begun(*words: str, log: Path) -> Iterator[None]:
-    """A command of penstock, until the end; what it says goes to a file."""
+def begun(*words: str, log: Path, core: str = "") -> Iterator[None]:
+    """A command of penstock, until the end, on its own core if one is named; what it says goes to a file."""
     with log.open("wb") as file:
-        command = [sys.executable, "-m", "penstock", *words]
+        command = [*(("taskset", "-c", core) if core else ()), sys.executable, "-m", "penstock", *words]
         process = subprocess.Popen(command, env=ENVIRONMENT, start_new_session=True, stdout=file, stderr=file)
         try:
             yield
@@ -165,7 +165,7 @@ def until(port: int, path: str, words: str, count: int = 1) -> None:
 def measured(
     name: str, port: int, mixes: list[Mix], seconds: float, router: int | None = None, long_port: int | None = None
 ) -> list[dict[str, Any]]:
-    asyncio.run(run(Mix(2, 1.0, mixes[0].num_tokens), port, 2.0, 0))  # whatever is made when it is first needed
+    asyncio.run(run(Mix(2, 1.0, mixes[0].num_tokens, 8), port, 2.0, 0))  # whatever is made when it is first needed
     rows = []
     for number, mix in enumerate(mixes):
         found = told(asyncio.run(run(mix, port, seconds, number + 1, long_port)))
@@ -184,19 +184,24 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=12.0)
     parser.add_argument("--mixes", default="16:1:4000,32:2:2000", help="users:long prompts a second:tokens, several")
     parser.add_argument("--modes", default="always,auto,never", help="of the router, or apart")
+    parser.add_argument("--cores", default="", help="of the prefill and of the decode process, such as 0,1")
+    parser.add_argument("--answer", type=int, default=96, help="tokens of a stream's answer")
     parser.add_argument("--one-by-one", action="store_true", help="start servers one after another")
     parser.add_argument("--json", type=Path)
     parser.add_argument("flags", nargs="*")
     arguments = parser.parse_args()
-    mixes = [Mix(int(one[0]), float(one[1]), int(one[2])) for one in (m.split(":") for m in arguments.mixes.split(","))]
+    mixes = [
+        Mix(int(one[0]), float(one[1]), int(one[2]), arguments.answer)
+        for one in (m.split(":") for m in arguments.mixes.split(","))
+    ]
     rows: list[dict[str, Any]] = []
     ports = [free_port() for _ in range(4)]
     replica = ("serve", arguments.model, *arguments.flags, "--port")
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-roles-")))
-        for port, role in zip(ports, ("", "prefill", "decode")):
+        for port, role, core in zip(ports, ("", "prefill", "decode"), ("", *arguments.cores.split(","), "", "")):
             words = ("--role", role) if role else ()
-            stack.enter_context(begun(*replica, str(port), *words, log=folder / f"{role or 'one'}.log"))
+            stack.enter_context(begun(*replica, str(port), *words, log=folder / f"{role or 'one'}.log", core=core))
             if arguments.one_by_one:
                 until(port, "/readyz", '"ready"')
         for port in ports[:3]:

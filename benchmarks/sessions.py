@@ -3,6 +3,7 @@
 import random
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,8 +67,10 @@ def converse(
     shared: int = 0,
     seed: int = 1,
     first_id: int = 1,
+    on_turn: Callable[[int], None] = lambda count: None,
 ) -> Turns:
-    """All users take their first turn before anybody takes a second; up to `at_once` of them wait for an answer at a time."""
+    """All users take their first turn before anybody takes a second; up to `at_once` of them wait for an answer at a time.
+    `on_turn` is told how many turns are over."""
     numbers = random.Random(seed)
     beginning = tokens(numbers, shared)
     queue = [User(number, beginning + tokens(numbers, first)) for number in range(users)]
@@ -101,6 +104,7 @@ def converse(
             if delta.finish is not None:
                 del running[delta.request_id]
                 told.answers[user.number, user.num_turns] = user.answer
+                on_turn(len(told.answers))
                 told.num_output += len(user.answer)
                 user.num_turns += 1
                 user.said = user.said + user.answer + tokens(numbers, more)

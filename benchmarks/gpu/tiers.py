@@ -9,15 +9,18 @@ other company: what differs there is what bfloat16 sums of other batches differ 
 import argparse
 import gc
 import json
+import mmap
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from benchmarks.sessions import Turns, converse
@@ -26,7 +29,7 @@ from penstock.config import EngineConfig, configure
 from penstock.runtime.engine.engine import Engine
 
 PIECE = 64
-POOL = "5GiB"
+POOL = "4GiB"
 EXACT_MODEL = "dummy:qwen3-0.6b"
 WITHOUT, TIERS = "without", "tiers"
 
@@ -84,7 +87,35 @@ def raw_rates() -> dict[str, Any]:
         for name, to, source in (("in", device, host), ("out", back, device)):
             found[f"raw_{name}_{piece >> 10}k"] = rate(whole, partial(moved, to, source, piece, streams[0]), 6)
     found["raw_both"] = rate(2 * whole, both, 6)
-    return found
+    return found | pinning()
+
+
+def pinning() -> dict[str, Any]:
+    """Seconds that a gibibyte of pinned memory takes: asked of the driver, or touched by many threads and registered then."""
+    num_bytes = 1 << 30
+    begun = time.perf_counter()
+    torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+    given_s = time.perf_counter() - begun
+    begun = time.perf_counter()
+    room = mmap.mmap(-1, num_bytes)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        room.madvise(mmap.MADV_HUGEPAGE)
+    array = np.frombuffer(room, dtype=np.uint8)
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(lambda part: part.fill(0), np.split(array, 64)))
+    touched_s = time.perf_counter() - begun
+    code = torch.cuda.cudart().cudaHostRegister(array.ctypes.data, num_bytes, 0)
+    registered_s = time.perf_counter() - begun
+    host, device = torch.from_numpy(array), torch.empty(num_bytes, dtype=torch.uint8, device="cuda")
+
+    def move() -> None:
+        device.copy_(host, non_blocking=True)
+        torch.cuda.synchronize()
+
+    found = {"pin_given_s": given_s, "pin_touched_s": touched_s, "pin_registered_s": registered_s}
+    found |= {"pin_code": int(code), "raw_in_registered": rate(num_bytes, move, 4)}
+    torch.cuda.cudart().cudaHostUnregister(array.ctypes.data)
+    return {name: round(value, 3) for name, value in found.items()}
 
 
 def over(begin: Callable[..., Any], *arguments: Any, **named: Any) -> None:
@@ -133,7 +164,13 @@ def compare(engines: dict[str, Engine], **shape: Any) -> dict[str, Any]:
     found: dict[str, Any] = {"load": shape}
     turns: dict[str, Turns] = {}
     for name, engine in engines.items():
-        turns[name], found[name] = converse_counted(engine, first_id=1000, **shape)
+        begun = time.perf_counter()
+
+        def say(count: int, name: str = name, engine: Engine = engine, begun: float = begun) -> None:
+            if count % (2 * shape["users"]) == 0:
+                print(f"  {name}: {count} turns, {time.perf_counter() - begun:.1f} s, {counted(engine)}", flush=True)
+
+        turns[name], found[name] = converse_counted(engine, first_id=1000, on_turn=say, **shape)
         print(json.dumps({name: found[name]}), flush=True)
     found["equal_answers"] = equal(turns[TIERS], turns[WITHOUT])
     found["throughput_ratio"] = round(found[WITHOUT]["wall_s"] / found[TIERS]["wall_s"], 3)
@@ -198,7 +235,7 @@ def main() -> None:
     parser.add_argument("--model", default="dummy:llama-3.1-8b")
     parser.add_argument("--users", type=int, default=64)
     parser.add_argument("--turns", type=int, default=8)
-    parser.add_argument("--host", default="28GiB")
+    parser.add_argument("--host", default="20GiB")
     parser.add_argument("--cases", default="copies,turns,convoy,fits,noise,exact")
     parser.add_argument("--rounds", type=int, default=5, help="of what fits")
     parser.add_argument("--json", type=Path)
@@ -225,7 +262,7 @@ def main() -> None:
             if "copies" in cases:
                 tell("copies", copy_rates(engines[TIERS]))
             if "turns" in cases:
-                shape = {"users": asked.users, "turns": asked.turns, "first": 2048, "more": 128, "answer": 24}
+                shape = {"users": asked.users, "turns": asked.turns, "first": 1536, "more": 96, "answer": 16}
                 tell("turns", compare(engines, **shape))
             if "convoy" in cases:
                 tell("convoy", convoy(engines))

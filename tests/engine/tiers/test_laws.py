@@ -345,6 +345,27 @@ def test_waiting_requests_for_the_same_blocks_have_one_late_load() -> None:
     assert sum(served.answers[number, 0].prefix.num_tokens for number in range(20, 24)) == 4 * 32
 
 
+@pytest.mark.parametrize("runner", [Counting, SlowCounting])
+def test_conversations_that_do_not_fit_are_loaded_once_a_turn_and_not_computed_again(runner: type[Counting]) -> None:
+    """24 users come back at once over a pool that holds six: what is loaded is there when it is needed."""
+    limits = SMALL._replace(num_blocks=6 * 14, max_sequences=24)
+    served = Served(limits, runner=runner, keeps_all=True)
+    served.tiers.rates.write_bytes_s = 1e12
+    served.tiers.rates.note_write = lambda *_: None  # type: ignore[method-assign]
+    said = {user: prompt(user, 40) for user in range(24)}
+    for turn in range(4):
+        before = served.runner.num_computed
+        requests = [make_request(100 * turn + user + 1, said[user], max_tokens=2) for user in said]
+        served.ask(*requests)
+        for request, user in zip(requests, said):
+            said[user] = (*said[user], *served.answers[request.request_id, 0].tokens, turn, user)
+        computed = served.runner.num_computed - before
+        assert turn == 0 or computed < 0.4 * sum(len(request.prompt) for request in requests)
+    served.check()
+    needed = 3 * 24 * 12
+    assert served.tiers.counts.loaded_blocks < 1.2 * needed
+
+
 def test_a_load_that_repeats_nothing_copies_nothing() -> None:
     served = Served()
     for number in range(1, 20):

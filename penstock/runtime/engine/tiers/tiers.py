@@ -12,7 +12,7 @@ Disk, checksums and waiting for copies belong to threads of their own.
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
-from itertools import islice
+from heapq import nsmallest
 from typing import NamedTuple
 
 from penstock.errors import PenstockError
@@ -35,6 +35,8 @@ LEAST_BLOCKS = 2
 CANARY_EVERY = 64
 """One load in so many is read back from the device and compared before anybody may find it."""
 KEPT_AT_ONCE = 64
+STAGED_FRACTION = 0.25
+"""Of host memory that one prompt read from a disk may take there until it is admitted."""
 MAX_SWAPPED = 8
 """Waiting sequences that are looked at before a plan."""
 
@@ -281,7 +283,7 @@ class KVTiers:
         held = [self._host.get(key) for key in keys[:count]]
         num_host = next((place for place, record in enumerate(held) if record is None), count)
         count = self._worthwhile(request, count, num_host, len(keys))
-        if not count:
+        if not count or (num_host >= count and not self._is_soon(request)):
             return False
         self._fetching[request.request_id] = request
         self._leaders.update(dict.fromkeys(keys[:count], request.request_id))
@@ -293,6 +295,13 @@ class KVTiers:
         wanted = list(zip(keys, hashes[first:], held))[:count]
         self._reader.submit(self._read, request, first, wanted, num_bytes, put)
         return True
+
+    def _is_soon(self, request: Request) -> bool:
+        """A request would be admitted at once. What is loaded long before is lost again to those admitted earlier: host memory
+        has it until then."""
+        roster, pool = self._scheduler.roster, self._pool
+        num_free = pool.num_available - self._scheduler.num_running
+        return roster.waiting_since is None and roster.has_row and num_free >= pool.blocks_for(len(request.prompt))
 
     def _worthwhile(self, request: Request, count: int, num_host: int, num_missing: int) -> int:
         """Of the `count` blocks that tiers have after those on the device, how many are there sooner than they would be
@@ -346,7 +355,10 @@ class KVTiers:
         request_id = fetched.request.request_id
         is_wanted = request_id in self._fetching or request_id in self._followers
         sound = self._sound(fetched) if is_wanted else ()
-        if sound and self._arrive(fetched, sound):
+        fits_host = sum(record.num_bytes for record in sound) <= self._host.max_bytes * STAGED_FRACTION
+        if sound and fits_host and not self._is_soon(fetched.request):
+            self._to_disk([left for record in sound for left in self._host_put(record)])
+        elif sound and self._arrive(fetched, sound):
             return ()
         return self._release(request_id)
 
@@ -464,7 +476,8 @@ class KVTiers:
             return
         num_free = pool.num_available - self._scheduler.num_running
         num_rows = self._scheduler.limits.max_sequences - self._scheduler.num_running
-        for sequence in list(islice(roster.order, min(MAX_SWAPPED, num_rows))):
+        # In order: what was loaded for those before is theirs, and no room for those after.
+        for sequence in nsmallest(min(MAX_SWAPPED, num_rows), roster.order, key=roster.order.rank):
             num_free -= pool.blocks_for(len(sequence.tokens))
             if num_free < 0:
                 return

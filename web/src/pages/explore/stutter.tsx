@@ -106,7 +106,7 @@ export function Stutter({ prompt }: { prompt: number }): JSX.Element {
               <Stat label="its TTFT" name="long-ttft" value={ms(trial?.long.ttft_ms || NaN)} note={`${count(trial?.long.usage?.prompt_tokens ?? 0)} prompt tokens`} />
               {roles && handed !== null && <Stat label="handed over" name="handed" value={count(handed)} note="prompts of this trial" />}
             </Stats>
-            <Plot label="Gaps between tokens of the streams" height={150} x={gaps.map((one) => (one.at - begun) / 1000)} xLabel="seconds" format={ms} logY lines={[{ label: "gap", values: gaps.map((one) => one.gap), colour: "decode", points: true }]} mark={trial?.sent ? { x: (trial.sent - begun) / 1000, text: "long prompt" } : undefined} />
+            <Plot label="Gaps between tokens of the streams" height={150} x={gaps.map((one) => (one.at - begun) / 1000)} xLabel="seconds" format={ms} logY lines={[{ label: "gap", values: gaps.map((one) => Math.max(one.gap, 0.1)), colour: "decode", points: true }]} mark={trial?.sent ? { x: (trial.sent - begun) / 1000, text: "long prompt" } : undefined} />
           </>
         )}
         {!busy && !trial && <p class="small muted">{roles ? "Replicas here have roles: the router decides by its rule who computes the prompt." : "One engine serves here, in chunks. With penstock serve --role 1P1D the same shows prompts computed apart."}</p>}
