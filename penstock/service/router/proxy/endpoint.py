@@ -7,7 +7,9 @@ in one read are handed over as one. Knows nothing of what is asked or answered.
 import asyncio
 import ssl
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
@@ -187,7 +189,7 @@ class ConnectionPool:
     """Connections to one replica, as many as there are exchanges at once."""
 
     def __init__(
-        self, endpoint: Endpoint, *, key: str = "", model: str = "", tls: ssl.SSLContext | None = None
+        self, endpoint: Endpoint, *, key: str = "", model: str = "", tls: Callable[[], ssl.SSLContext] | None = None
     ) -> None:
         """`key` is what the server asks for; `model` is put in place of any other name, if there is one; `tls` says whom to
         trust and what to show over https, in place of what the system trusts.
@@ -200,7 +202,9 @@ class ConnectionPool:
         self.keeps_tenants = False
         """It believes us for whom we ask, and keeps what it stores and caches apart by that."""
         self._idle: list[UpstreamConnection] = []
-        self._ssl = (tls or TlsContexts(TlsConfig()).outgoing(None)) if endpoint.is_tls else None
+        self._tls = (tls or partial(TlsContexts(TlsConfig()).outgoing, None)) if endpoint.is_tls else None
+        if self._tls is not None:
+            self._tls()  # files that cannot be used are told of at once
         self._loop = asyncio.get_running_loop()
 
     def idle(self) -> UpstreamConnection | None:
@@ -217,8 +221,9 @@ class ConnectionPool:
     async def connect(self) -> UpstreamConnection:
         """A fresh one. Raises OSError (TimeoutError is one)."""
         async with asyncio.timeout(CONNECT_S):
+            tls = self._tls() if self._tls is not None else None
             _, made = await self._loop.create_connection(
-                lambda: UpstreamConnection(self), self.endpoint.host, self.endpoint.port, ssl=self._ssl
+                lambda: UpstreamConnection(self), self.endpoint.host, self.endpoint.port, ssl=tls
             )
         return made
 
