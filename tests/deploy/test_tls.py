@@ -22,7 +22,7 @@ CHAT = {"messages": user("hello"), "model": MODEL}
 ASKED = {
     "/v1/chat/completions": (CHAT | LENGTH, "[DONE]"),
     "/v1/messages": (CHAT | LENGTH, "message_stop"),
-    "/v1/responses": ({"input": "hello", "model": MODEL, "max_output_tokens": 8}, "response.completed"),
+    "/v1/responses": ({"input": "hello", "model": MODEL, "max_output_tokens": 8}, "response.incomplete"),
     "/api/chat": (CHAT | {"options": {"num_predict": 8}}, '"done":true'),
 }
 
@@ -89,6 +89,8 @@ def test_what_compose_starts_with_certificates_answers_over_tls(tmp_path):
     authority.file = authority.file.with_name("ca.pem")
     settings = tmp_path / "gateway.toml"
     settings.write_text((DEPLOY / "gateway.toml").read_text().replace("/data/", f"{tmp_path}/"))
+    made = [sys.executable, "-m", "penstock", "keys", "create", "--gateway", str(settings), "--tenant", "acme"]
+    key = subprocess.run(made, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
     engine, router = free_port(), free_port()
     places = {
         "/certs/": f"{tmp_path}/",
@@ -105,8 +107,6 @@ def test_what_compose_starts_with_certificates_answers_over_tls(tmp_path):
         deployed.start("router", [*words, f"--port={router}"], services["router"]["environment"])
         for name in ("engine-0", "router"):
             deployed.await_health(services[name]["healthcheck"]["test"][-1])
-        made = [sys.executable, "-m", "penstock", "keys", "create", "--gateway", str(settings), "--tenant", "acme"]
-        key = subprocess.run(made, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
         is_answered(authority, router, key)
         is_deaf(authority, engine)
 
