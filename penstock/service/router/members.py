@@ -44,8 +44,7 @@ class Members:
     def add(self, name: str, url: str) -> LiveReplica:
         """Raises ConfigError for a name that is taken or an address that is none."""
         endpoint = endpoint_of(url)
-        tls = self._tls() if self._tls is not None and endpoint.is_tls else None
-        pool = ReplicaPool(endpoint, key=self._replica_key, tls=tls)
+        pool = ReplicaPool(endpoint, key=self._replica_key, tls=self._tls)
         replica = self._fleet.add(name, url)
         probe = Probe(self._fleet, replica, pool, self._config.probe_s, self._changed)
         self._pools[name] = pool

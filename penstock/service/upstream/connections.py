@@ -7,6 +7,8 @@ in one read are handed over as one.
 import asyncio
 import ssl
 import time
+from collections.abc import Callable
+from functools import cache
 from typing import Any, NamedTuple, Protocol
 
 import httptools
@@ -165,12 +167,16 @@ class UpstreamConnection(asyncio.Protocol):
 class ConnectionPool:
     """Connections to one server, as many as there are exchanges at once."""
 
-    def __init__(self, endpoint: Endpoint, tls: ssl.SSLContext | None = None, max_idle: int = MAX_IDLE) -> None:
+    def __init__(
+        self, endpoint: Endpoint, tls: Callable[[], ssl.SSLContext] | None = None, max_idle: int = MAX_IDLE
+    ) -> None:
         """`tls` says whom to trust and what to show over https, in place of what the system trusts."""
         self.endpoint = endpoint
         self._idle: list[UpstreamConnection] = []
         self._max_idle = max_idle
-        self._ssl = (tls or ssl.create_default_context()) if endpoint.is_tls else None
+        self._tls = (tls or cache(ssl.create_default_context)) if endpoint.is_tls else None
+        if self._tls is not None:
+            self._tls()  # files that cannot be used are told of at once
 
     def idle(self) -> UpstreamConnection | None:
         """A connection that is open as far as we know: one that broke a moment ago is closing, though nobody has been told."""
@@ -186,8 +192,9 @@ class ConnectionPool:
     async def connect(self, timeout_s: float | None = CONNECT_S) -> UpstreamConnection:
         """A fresh one. Raises OSError (TimeoutError is one)."""
         async with asyncio.timeout(timeout_s):
+            tls = self._tls() if self._tls is not None else None
             _, made = await asyncio.get_running_loop().create_connection(
-                lambda: UpstreamConnection(self), self.endpoint.host, self.endpoint.port, ssl=self._ssl
+                lambda: UpstreamConnection(self), self.endpoint.host, self.endpoint.port, ssl=tls
             )
         return made
 

@@ -1,6 +1,7 @@
 """Connections to one replica, or to an outside API, with what the router knows of who answers there."""
 
 import ssl
+from collections.abc import Callable
 
 from penstock.service.upstream.connections import ConnectionPool
 from penstock.service.upstream.endpoint import Endpoint
@@ -8,7 +9,7 @@ from penstock.service.upstream.endpoint import Endpoint
 
 class ReplicaPool(ConnectionPool):
     def __init__(
-        self, endpoint: Endpoint, *, key: str = "", model: str = "", tls: ssl.SSLContext | None = None
+        self, endpoint: Endpoint, *, key: str = "", model: str = "", tls: Callable[[], ssl.SSLContext] | None = None
     ) -> None:
         """`key` is what the server asks for; `model` is put in place of any other name, if there is one."""
         super().__init__(endpoint, tls)

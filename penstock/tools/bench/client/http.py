@@ -5,6 +5,7 @@ import ssl
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 
 from penstock.errors import ConfigError
 from penstock.service.upstream.connections import ConnectionPool, Headers, UpstreamConnection
@@ -62,7 +63,7 @@ class Client:
     def __init__(self, address: Endpoint, key: str = "", *, verify: bool = True) -> None:
         self.address = address
         self.clock = time.monotonic
-        self._pool = ConnectionPool(address, _trusting() if address.is_tls and not verify else None, MAX_USERS)
+        self._pool = ConnectionPool(address, None if verify else cache(_trusting), MAX_USERS)
         authorization = f"authorization: Bearer {key}\r\n" if key else ""
         if not authorization.isascii() or "\r" in key or "\n" in key:
             raise ConfigError("the API key holds something that no header can carry")
