@@ -47,7 +47,7 @@ class PinnedRows:
         slab, place = divmod(row, self._slab_rows)
         view = self._arrays[slab][place]
         weakref.finalize(view, self._free.append, row)
-        return view.data
+        return memoryview(view)
 
     def fill(self, rows: list[int], staged: torch.Tensor) -> None:
         """Neighbouring rows in one copy."""

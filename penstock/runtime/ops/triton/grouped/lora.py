@@ -275,11 +275,10 @@ def shrunk_beside(
     shrunk, how = torch.empty(shape, device=x.device), {"CHAINS": False}  # of the stream that goes on with it
     current, side = torch.cuda.current_stream(x.device), side_of(x.device)
     side.wait_stream(current)
-    y = None if CUT.is_first else product()
+    made = None if CUT.is_first else product()
     with torch.cuda.stream(side):
         shrink(x, tiles, bank, num_parts, shrunk, how)
-    if y is None:
-        y = product()
+    y = product() if made is None else made
     current.wait_stream(side)
     return y, shrunk, how
 
