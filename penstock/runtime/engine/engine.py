@@ -211,10 +211,11 @@ class Engine:
             self._interruptible.interrupt(is_on=False)  # whoever is read below need not interrupt anything
         deltas = () if self._inbox.empty() and not self._taken else self._take_in(now)
         deltas += scheduler.expire(now)
+        if self.grammar_state:
+            deltas = self.grammar_state.follow(deltas, scheduler)
         if self.proposals is not None:
             deltas += self._propose(self.proposals)
         if self.grammar_state:
-            deltas = self.grammar_state.follow(deltas, scheduler)
             self.grammar_state.propose(scheduler, self.depth)
         if self.tiers is not None:
             self.tiers.swap_in()
