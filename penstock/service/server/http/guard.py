@@ -92,7 +92,7 @@ class Guard:
         self.state = State()
         """What handlers find as `request.app.state`."""
         self._app = app
-        self._access = Access(config, ApiKeys(config.api_key, config.admin_key, config.router_key or ""))
+        self.access = Access(config, ApiKeys(config.api_key, config.admin_key, config.router_key or ""))
         self._dialect_of = dialect_of
         self._on_response = on_response
         self._on_end = on_end
@@ -113,7 +113,7 @@ class Guard:
         scope["app"] = self
         dialect = self._dialect_of(scope["path"], b"anthropic-version" in headers)
         exchange = scope[KEY] = ServerExchange(request_id, start_s, dialect)
-        extra = self._access.cors(headers)
+        extra = self.access.cors(headers)
         if scope.get("http_version") == "1.0":
             send = WholeBody(send)
         status = 0
@@ -175,10 +175,10 @@ class Guard:
         tally.check(scope["http_version"])
         headers, method, path = tally.values, scope["method"], scope["path"]
         exchange = exchange_of(scope)
-        self._access.check(method, headers)
-        tenant = self._access.tenant(method, path, headers)
+        self.access.check(method, headers)
+        tenant = self.access.tenant(method, path, headers)
         stamp = read_stamp(headers.get(marks.RELAY_HEADER, b""))
-        if stamp is not None and (tenant == ROUTER or not self._access.keys):
+        if stamp is not None and (tenant == ROUTER or self.access.is_open):
             tenant = f"{tenant}/{stamp.tenant}" if stamp.tenant else tenant
             exchange.stamp = stamp
         exchange.tenant = tenant
