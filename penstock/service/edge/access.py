@@ -98,14 +98,19 @@ class Access:
         """Whose request it is; empty where none is told from another. Raises Refusal for a key that opens nothing."""
         if self.is_open or is_public(path) or method == "OPTIONS":
             return ""
-        key = key_of(headers)
-        tenant = self.keys.tenant_of(key)
-        if tenant is None and self.tokens is not None:
-            holder = self.tokens.find(key, time.time())
-            tenant = f"jwt-{holder.tenant}" if holder is not None else None
+        tenant = self.holder(headers)
         if tenant is None:
             raise no_key()
         return tenant
+
+    def holder(self, headers: HeaderMap) -> str | None:
+        """The tenant whose key or token a request carries."""
+        key = key_of(headers)
+        tenant = self.keys.tenant_of(key)
+        if tenant is not None or self.tokens is None:
+            return tenant
+        found = self.tokens.find(key, time.time())
+        return f"jwt-{found.tenant}" if found is not None else None
 
     def cors(self, headers: HeaderMap) -> Pairs:
         """Headers that let a page we know read the answer."""

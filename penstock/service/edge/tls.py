@@ -62,8 +62,7 @@ class TlsContexts:
 
     def _choose(self, connection: ssl.SSLObject, name: str | None, first: ssl.SSLContext) -> None:
         """A listener's own context cannot be exchanged, and authorities once trusted cannot be taken out of it."""
-        assert self._shown is not None
-        connection.context = self._shown
+        connection.context = self._shown or first
 
     def _listening(self) -> ssl.SSLContext | None:
         config = self._config
@@ -84,13 +83,13 @@ class TlsContexts:
             context.load_default_certs()
         else:
             _trust(context, ca, "--replica-ca")
-        if self._config.tls_cert is not None:
-            self._load(context)
+        self._load(context)
         return context
 
     def _load(self, context: ssl.SSLContext) -> None:
         config = self._config
-        assert config.tls_cert is not None
+        if config.tls_cert is None:
+            return
         try:
             context.load_cert_chain(config.tls_cert, config.tls_key, password=lambda: "")
         except (OSError, ValueError) as error:
