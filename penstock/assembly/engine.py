@@ -291,11 +291,6 @@ def make_engine(
     if loaded.device.torch_device.type == "cuda":
         check_heads(loaded.spec)
         _use_tiles(loaded.device.name)
-    if sizing.groups.num_states and config.speculation.drafter not in (None, "off"):
-        raise ConfigError(
-            "--speculate needs a cache that can go back to before a wrong guess, and the states of this model cannot; "
-            "leave it out"
-        )
     shape = _shape(config, sizing)
     cache_dtype = CACHE_DTYPES[config.cache.kv]
     scheduler = make_scheduler(config, sizing)

@@ -40,6 +40,8 @@ APART = (1, 2, 3, 4, 6, 8, 10, 12, 16, 24, 32, 33, 44, 48, 64, 66, 96, 128, 132,
 """Generations beside a prompt, in steps too long to be recorded: every way of cutting their keys is among these."""
 WIDTHS = (2, 4, 8, 16)
 """Tokens of each chunk, in steps whose chunks are all alike and short: prompts of which all but the end was cached."""
+ADAPTED = (40, 72, 136)
+"""Chunks of the widest in steps with adapters, whose kernels go by the number of tokens too."""
 EARLY_STEPS = 2
 """Launched before the tokens of the first are known: an engine has as many under way."""
 
@@ -137,6 +139,8 @@ class KernelWarmUp:
         counts = APART[: bisect(APART, self._max_sequences)]
         apart = [[*[1] * count, LEAST_TOKENS] for count in counts]
         apart += [[width] * count for width in WIDTHS for count in counts[::2]]
+        if self._rows.adapters is not None:
+            apart += [[WIDTHS[-1]] * count for count in ADAPTED]
         return self._compile(sizes, chunk_sizes, SPECIAL, CHECKS, apart)
 
     @torch.inference_mode()
