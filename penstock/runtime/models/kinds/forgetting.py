@@ -5,7 +5,7 @@ from typing import Literal
 
 from penstock.errors import ConfigError
 from penstock.runtime.models.kinds.bounded import Bounded
-from penstock.runtime.models.spec import GQA, Layer, ModelSpec
+from penstock.runtime.models.spec import GQA, Layer, ModelSpec, only_gqa
 
 
 def bounded(
@@ -29,3 +29,15 @@ def bounded(
 
     layers = tuple(map(forgetting, spec.layers))
     return replace(spec, layers=layers, max_context=max(spec.max_context, context))
+
+
+def unbounded(spec: ModelSpec) -> ModelSpec:
+    """The model that forgets nothing: its matrices are the same, and so are their names."""
+    if not any(isinstance(layer.attention, Bounded) for layer in spec.layers):
+        return spec
+
+    def remembering(layer: Layer) -> Layer:
+        bound = layer.attention
+        return replace(layer, attention=only_gqa(bound.attention, "bounded")) if isinstance(bound, Bounded) else layer
+
+    return replace(spec, layers=tuple(map(remembering, spec.layers)))
