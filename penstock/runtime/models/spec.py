@@ -15,8 +15,8 @@ from penstock.runtime.models.kinds.recurrent import GatedDelta, Mamba2, ShortCon
 from penstock.runtime.models.kinds.side_by_side import SideBySide
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu2", "swiglu_clamped"]
-"""`relu2` is the square of what is above zero (Nemotron-H).
-`swiglu_clamped` is GPT-OSS's gate: clamp to 7, then gate * sigmoid(1.702 * gate) * (up + 1)."""
+"""`relu2` is the square of what is above zero (Nemotron-H). `swiglu_clamped` is GPT-OSS's gate: clamp to 7, then
+gate * sigmoid(1.702 * gate) * (up + 1)."""
 
 NormPlacement = Literal["pre", "post", "sandwich", "residual"]
 """Where a sublayer f is normed:

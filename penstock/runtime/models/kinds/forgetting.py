@@ -32,12 +32,11 @@ def bounded(
 
 
 def unbounded(spec: ModelSpec) -> ModelSpec:
-    """The model that forgets nothing: its matrices are the same, and so are their names."""
-    if not any(isinstance(layer.attention, Bounded) for layer in spec.layers):
-        return spec
-
-    def remembering(layer: Layer) -> Layer:
-        bound = layer.attention
-        return replace(layer, attention=only_gqa(bound.attention, "bounded")) if isinstance(bound, Bounded) else layer
-
-    return replace(spec, layers=tuple(map(remembering, spec.layers)))
+    """The model as its files have it."""
+    layers = (
+        replace(layer, attention=only_gqa(layer.attention.attention, "bounded"))
+        if isinstance(layer.attention, Bounded)
+        else layer
+        for layer in spec.layers
+    )
+    return replace(spec, layers=tuple(layers))

@@ -12,7 +12,7 @@ from penstock.runtime.models.fields import Fields
 from penstock.runtime.models.gguf_head import GgufHead
 from penstock.runtime.models.kinds.recurrent import Mamba2
 from penstock.runtime.models.shape import MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, activation, shape_from_config
-from penstock.runtime.models.spec import GQA, NO_MLP, Layer, ModelSpec, PlainMLP
+from penstock.runtime.models.spec import GQA, NO_MLP, Attention, Layer, ModelSpec, PlainMLP
 from penstock.runtime.models.weights import Concat, Recipe, Recipes, Tensor
 
 NO_GGUF = "Nemotron-H is not read from GGUF; use the safetensors checkpoint"
@@ -27,7 +27,7 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     given = {ours: config[theirs] for ours, theirs in names.items() if config.get(theirs) is not None}
     fields = Fields({"rms_norm_eps": 1e-5, **config, **given, "num_hidden_layers": len(kinds)})
     shape = shape_from_config(fields)
-    mixers = {"attention": shape.attention(None), "mamba": _mamba(fields)}
+    mixers: dict[str, Attention] = {"attention": shape.attention(None), "mamba": _mamba(fields)}
     mlp = PlainMLP(shape.width, activation(fields, "mlp_hidden_act", "relu2"), fields.flag("mlp_bias", False))
     layers = [
         Layer(mixers[kind], mlp if after == "mlp" else NO_MLP)
