@@ -16,6 +16,7 @@ from penstock.errors import ConfigError
 from penstock.runtime.core.request import Grammar, Request, SamplingParams
 from tests.adapters.making import write_adapter
 from tests.offline import write_chat_model
+from tests.server.serving import serving
 
 FORGETS = "streaming:4+60"
 PROMPT = "hello there, hello there, and hello again; " * 3
@@ -125,3 +126,14 @@ def test_roles_are_refused() -> None:
     config = EngineConfig(ModelConfig("default"), cache, speculation=speculation)
     with pytest.raises(ConfigError, match=r"--role .* --long-context streaming:4.60 .* leave it out"):
         make_engine(config, lambda _: None, peers=PeerSettings("127.0.0.1", b"key"))
+
+
+def test_every_answer_says_that_something_is_forgotten(model: Path, forgetful: LLM) -> None:
+    with serving(
+        "--long-context", FORGETS, "--max-context", "400", "--speculate", "ngram", model=str(model), is_real=True
+    ) as server:
+        body = {"model": "default", "prompt": PROMPT, "max_tokens": 20, "temperature": 0.0, "ignore_eos": True}
+        answer = server.post("/v1/completions", body).json()
+    assert answer["usage"]["prompt_tokens_details"]["long_context"] == FORGETS
+    (completion,) = forgetful.generate([PROMPT], replace(GREEDY, max_tokens=20))
+    assert answer["choices"][0]["text"] == completion.choices[0].text
