@@ -58,7 +58,7 @@ from penstock.runtime.files import ModelFiles, dummy_spec, open_files
 from penstock.runtime.layers.decoder import Decoder
 from penstock.runtime.layers.encoder import Encoder
 from penstock.runtime.models.adapters import adapter_bytes
-from penstock.runtime.models.kinds.forgetting import bounded, unbounded
+from penstock.runtime.models.kinds.forgetting import bounded
 from penstock.runtime.models.ranks import RankPlace
 from penstock.runtime.models.sharding import ModelShard, shard_model
 from penstock.runtime.models.spec import GQA, ModelSpec
@@ -354,7 +354,7 @@ def _adapter_bytes(config: EngineConfig, spec: ModelSpec, device: Device) -> int
     """Of all slots of a GPU, filled with the largest adapters; on a CPU they take memory as they come."""
     if not config.adapter.are_served or isinstance(device, CpuDevice):
         return 0
-    return config.adapter.max_adapters * adapter_bytes(unbounded(spec), rounded_rank(config.adapter.max_adapter_rank))
+    return config.adapter.max_adapters * adapter_bytes(spec, rounded_rank(config.adapter.max_adapter_rank))
 
 
 def _draft_bytes(config: EngineConfig, spec: ModelSpec) -> int:

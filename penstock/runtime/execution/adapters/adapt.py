@@ -11,7 +11,6 @@ from penstock.runtime.execution.parallel.native import NativePart
 from penstock.runtime.execution.parallel.stage import StagedDecoder
 from penstock.runtime.layers.adapted.step import AdapterStep
 from penstock.runtime.layers.decoder import Decoder
-from penstock.runtime.models.kinds.forgetting import unbounded
 from penstock.runtime.models.sharding import ModelShard
 
 
@@ -31,7 +30,7 @@ def adapt(
         bank, spec = NativeBank(network, config.max_adapters), network.spec
     elif isinstance(network, Decoder | StagedDecoder):
         model = network.model if isinstance(network, StagedDecoder) else network
-        spec = unbounded(network.spec) if shard is None else shard.whole
+        spec = network.spec if shard is None else shard.whole
         bank = ModuleBank(model, spec, step, config.max_adapters, config.max_adapter_rank, shard)
     else:
         raise ConfigError("adapters over this model are not served; leave --adapter out")
