@@ -28,8 +28,9 @@ from penstock.runtime.engine.inbox import Inbox
 from penstock.runtime.engine.peers.exchange import PeerExchange, PeerNews
 from penstock.runtime.engine.recovery import NotLaunched, ResultPart, StepRecovery
 from penstock.runtime.engine.step_log import StepLog
+from penstock.runtime.engine.tiers.news import TierNews
 from penstock.runtime.engine.tiers.sessions import CacheAnswer, CacheOrder
-from penstock.runtime.engine.tiers.tiers import KVTiers, TierNews
+from penstock.runtime.engine.tiers.tiers import KVTiers
 
 LOGGER = logging.getLogger(__name__)
 
@@ -314,7 +315,7 @@ class Engine:
     def cache_answers(self) -> tuple[CacheAnswer, ...]:
         """What came of orders since the last call."""
         refused, self._refused_orders = self._refused_orders, ()
-        return refused if self.tiers is None else self.tiers.answers()
+        return refused if self.tiers is None else self.tiers.orders.answers()
 
     def _take_adapted(self, message: Request | AdapterRead | AdapterOrder, now: float) -> list[Delta]:
         gate = self.adapters

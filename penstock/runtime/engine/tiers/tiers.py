@@ -10,12 +10,10 @@ Disk, checksums and waiting for copies belong to threads of their own.
 """
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import Executor
 from heapq import nsmallest
-from typing import NamedTuple
 
-from penstock.errors import PenstockError
 from penstock.runtime.core.batch import Batch, Delta
 from penstock.runtime.core.blocks import BlockPool
 from penstock.runtime.core.prefix import Holding, Namespace, packed
@@ -26,9 +24,20 @@ from penstock.runtime.core.sequence import Sequence
 from penstock.runtime.engine.tiers.departures import Departures, LeftBlocks
 from penstock.runtime.engine.tiers.disk import DiskTier
 from penstock.runtime.engine.tiers.host import HostTier
+from penstock.runtime.engine.tiers.news import (
+    ArrivedBlocks,
+    FetchedBlocks,
+    InboundBlocks,
+    OrderDone,
+    Put,
+    TierCounts,
+    TierHit,
+    TierNews,
+)
+from penstock.runtime.engine.tiers.orders import CacheOrders
 from penstock.runtime.engine.tiers.policy import Rates
 from penstock.runtime.engine.tiers.record import KVRecord, key_of
-from penstock.runtime.engine.tiers.sessions import CacheAnswer, CacheOrder, KeptSession, SessionBook
+from penstock.runtime.engine.tiers.sessions import CacheOrder, SessionBook
 
 LEAST_BLOCKS = 2
 """Fewer are computed at once."""
@@ -39,79 +48,6 @@ STAGED_FRACTION = 0.25
 """Of host memory that one prompt read from a disk may take there until it is admitted."""
 MAX_SWAPPED = 8
 """Waiting sequences that are looked at before a plan."""
-
-
-class TierCounts(NamedTuple):
-    """Since the start; bytes are those of records there now."""
-
-    stored_blocks: int = 0
-    loaded_blocks: int = 0
-    """Blocks that came back to the device."""
-    declined_blocks: int = 0
-    """Blocks that a tier had and that were computed all the same: that was faster."""
-    faults: int = 0
-    host_bytes: int = 0
-    disk_bytes: int = 0
-    swapped_blocks: int = 0
-    """Of the loaded ones, those of preempted sequences."""
-    canaries: int = 0
-    """Loads that were read back and compared."""
-    host_blocks: int = 0
-    """Loaded from host memory; the others came from the disk."""
-    attached: int = 0
-    """Requests that waited for the load of another."""
-
-
-class TierHit(NamedTuple):
-    """What tiers gave a prompt, in tokens, and why they gave no more."""
-
-    host: int = 0
-    disk: int = 0
-    miss: str = ""
-
-
-class FetchedBlocks(NamedTuple):
-    """A request whose records have been read, as far as they were there and sound."""
-
-    request: Request
-    first: int
-    """Number of the first of its blocks that they are for."""
-    records: tuple[KVRecord, ...]
-    num_bytes: int = 0
-    """Asked of the disk."""
-    num_host: int = 0
-    """Of the records, those that host memory had."""
-
-
-class ArrivedBlocks(NamedTuple):
-    """A copy to the device is over."""
-
-    number: int
-    is_whole: bool
-    seconds: float
-
-
-class InboundBlocks(NamedTuple):
-    """Records on their way to blocks of the device."""
-
-    request: Request
-    holding: Holding
-    blocks: tuple[int, ...]
-    records: tuple[KVRecord, ...]
-    num_host: int
-    was_preempted: bool = False
-
-
-class OrderDone(NamedTuple):
-    """An order that took a disk is over."""
-
-    answer: CacheAnswer
-    session: KeptSession | None = None
-    """One that was read from a file."""
-
-
-TierNews = FetchedBlocks | ArrivedBlocks | LeftBlocks | OrderDone
-Put = Callable[[TierNews], object]
 
 
 class KVTiers:
@@ -171,7 +107,7 @@ class KVTiers:
         self.sessions = SessionBook(
             self._pool, format, None if disk is None else disk.folder, want=self.departures.want
         )
-        self._answers: list[CacheAnswer] = []
+        self.orders = CacheOrders(self.sessions, self._pool, runner, reader, format, host, disk, self._drop)
 
     @property
     def is_fetching(self) -> bool:
@@ -188,7 +124,7 @@ class KVTiers:
 
     def open(self, put: Put) -> None:
         """`put` brings news of copies to the engine's thread."""
-        self.departures.put = put
+        self.departures.put = self.orders.put = put
 
     def take(self, news: TierNews) -> tuple[Request, ...]:
         """Something was read or copied; returns the requests that wait for nothing here any more."""
@@ -198,9 +134,7 @@ class KVTiers:
         if isinstance(news, FetchedBlocks):
             return self._take_fetched(news)
         if isinstance(news, OrderDone):
-            if news.session is not None:
-                self.sessions.keep(news.session)
-            self._answers.append(news.answer)
+            self.orders.take(news)
             return ()
         request_id = self._land(news)
         held = self._held.pop(news.number, None)
@@ -218,6 +152,10 @@ class KVTiers:
     def copy_out(self, step: int = 0, *, are_sound: bool = True) -> None:
         """To be called between a plan and its launch."""
         self.departures.copy_out(step, are_sound=are_sound)
+
+    def order(self, order: CacheOrder) -> None:
+        """Do what an operator wants; `orders` tells what came of it."""
+        self.orders.do(order, self._scheduler.roster.now)
 
     def copy_out_now(self) -> None:
         """Blocks were taken outside of a plan."""
@@ -409,7 +347,8 @@ class KVTiers:
             copy.wait()
             is_whole = True
         finally:
-            self.departures.put(ArrivedBlocks(number, is_whole, time.monotonic() - begun))
+            seconds = time.monotonic() - begun if copy.seconds is None else copy.seconds
+            self.departures.put(ArrivedBlocks(number, is_whole, seconds))
 
     def _land(self, arrived: ArrivedBlocks) -> int:
         """Publish what has arrived, if it did; returns whose request it was for."""
@@ -513,81 +452,6 @@ class KVTiers:
         if self._write(InboundBlocks(sequence.request, holding, blocks, tuple(records), len(records), was_preempted)):
             self._held[self._num_arrivals] = [sequence]
             self._scheduler.roster.give_up(sequence)
-
-    # What operators do
-
-    def order(self, order: CacheOrder) -> None:
-        """Do what an operator wants; `answers` tells what came of it, some time later where a file is read or written."""
-        answer = CacheAnswer(order.order_id)
-        try:
-            now, sessions = self._scheduler.roster.now, self.sessions
-            if order.action == "export":
-                self._export(order)
-                return
-            if order.action == "import":
-                self._reader.submit(self._import, order, now)
-                return
-            if order.action == "pin":
-                sessions.pin(order.name, now + order.seconds)
-            elif order.action == "drop":
-                self._drop(sessions.drop(order.name))
-            answer = answer._replace(sessions=sessions.facts(self._places, now))
-        except PenstockError as error:
-            answer = answer._replace(error=str(error))
-        self._answers.append(answer)
-
-    def answers(self) -> tuple[CacheAnswer, ...]:
-        """Since the last call."""
-        told, self._answers = tuple(self._answers), []
-        return told
-
-    def _places(self, hash: bytes) -> tuple[bool, bool]:
-        key = key_of(self._format, hash)
-        return key in self._host, self._disk is not None and key in self._disk
-
-    def _export(self, order: CacheOrder) -> None:
-        session = self.sessions.find(order.name)
-        self.sessions.path(session.name)
-        match = self._pool.match(session.holding)
-        contents = self._runner.read_blocks(match.blocks) if match.blocks else []
-        size = self._pool.block_size
-        mine = [
-            KVRecord(hash, packed(session.tokens[place * size : (place + 1) * size]), kv)
-            for place, (hash, kv) in enumerate(zip(session.hashes, contents))
-        ]
-        rest = [(key_of(self._format, hash), hash) for hash in session.hashes[len(mine) :]]
-        held = [self._host.get(key) for key, _ in rest]
-        self._reader.submit(self._write_file, order.order_id, session, [*mine, *held], rest, len(mine))
-
-    def _write_file(
-        self,
-        order_id: int,
-        session: KeptSession,
-        held: list[KVRecord | None],
-        rest: list[tuple[bytes, bytes]],
-        num_mine: int,
-    ) -> None:
-        """On the reader's thread."""
-        answer = CacheAnswer(order_id)
-        try:
-            found = (
-                record or (None if self._disk is None else self._disk.get(*rest[place - num_mine]))
-                for place, record in enumerate(held)
-            )
-            answer = answer._replace(file=self.sessions.write(session, found))
-        except (OSError, PenstockError) as error:
-            answer = answer._replace(error=f"the session could not be written: {error}")
-        self.departures.put(OrderDone(answer))
-
-    def _import(self, order: CacheOrder, now: float) -> None:
-        """On the reader's thread: what is sound goes to the disk."""
-        try:
-            session, records = self.sessions.read(order.name, now)
-            if self._disk is not None:
-                self._disk.put([(key_of(self._format, record.hash), record) for record in records])
-            self.departures.put(OrderDone(CacheAnswer(order.order_id), session))
-        except PenstockError as error:
-            self.departures.put(OrderDone(CacheAnswer(order.order_id, str(error))))
 
     # What is told
 
