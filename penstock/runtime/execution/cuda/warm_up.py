@@ -19,6 +19,7 @@ from penstock.runtime.execution.cuda.mixed_graphs import LEAST_CHUNKS, LEAST_TOK
 from penstock.runtime.execution.cuda.rows import DeviceRows
 from penstock.runtime.layers.decoder import Decoder
 from penstock.runtime.models.spec import GQA
+from penstock.runtime.ops.parallel.collective import rehearsed
 from penstock.runtime.ops.sampling.sample import Needs
 
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ APART = (1, 2, 3, 4, 6, 8, 10, 12, 16, 24, 32, 33, 44, 48, 64, 66, 96, 128, 132,
 """Generations beside a prompt, in steps too long to be recorded: every way of cutting their keys is among these."""
 WIDTHS = (2, 4, 8, 16)
 """Tokens of each chunk, in steps whose chunks are all alike and short: prompts of which all but the end was cached."""
+ADAPTED = (40, 72, 136)
+"""Chunks of the widest in steps with adapters, whose kernels go by the number of tokens too."""
 EARLY_STEPS = 2
 """Launched before the tokens of the first are known: an engine has as many under way."""
 
@@ -59,6 +62,8 @@ class KernelWarmUp:
         self._max_sequences = max_sequences
         self._is_due = find_spec("triton") is not None
         self._num_plain = 0
+        self.is_patient = False
+        """Steps wait for their kernels: several ranks take the same ones."""
         self._urgent: Compilers | None = None
         self._others: Compilers | None = None
 
@@ -78,7 +83,7 @@ class KernelWarmUp:
             return True
         num_pairs = sum(chunk.length * chunk.end for chunk in batch.chunks)
         is_small = len(batch.chunks) <= MAX_PLAIN_CHUNKS and num_pairs <= MAX_PLAIN_PAIRS
-        is_small = is_small and self._num_plain < MAX_PLAIN_STEPS
+        is_small = is_small and not self.is_patient and self._num_plain < MAX_PLAIN_STEPS
         self._num_plain += is_small
         if self._is_due and is_small and self._num_plain <= EARLY_STEPS:
             return False
@@ -129,6 +134,8 @@ class KernelWarmUp:
         counts = APART[: bisect(APART, self._max_sequences)]
         apart = [[*[1] * count, LEAST_TOKENS] for count in counts]
         apart += [[width] * count for width in WIDTHS for count in counts[::2]]
+        if self._rows.adapters is not None:
+            apart += [[WIDTHS[-1]] * count for count in ADAPTED]
         return self._compile(sizes, chunk_sizes, SPECIAL, CHECKS, apart)
 
     @torch.inference_mode()
@@ -144,7 +151,7 @@ class KernelWarmUp:
         from penstock.runtime.ops.triton.host.launch import asking
 
         prepare().result()
-        with asking() as variants:
+        with asking() as variants, rehearsed():
             for recorded in self.kinds:
                 for num_chunks in mixed_sizes:
                     recorded.mixed.warm_up(self._model, num_chunks)

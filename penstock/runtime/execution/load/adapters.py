@@ -10,10 +10,11 @@ import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from hashlib import blake2b
+from hashlib import blake2b, sha256
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -43,7 +44,7 @@ from penstock.runtime.models.weights import Concat, Recipe, Stack, sources
 MAX_CONFIG_BYTES = 1 << 20
 MAX_RANK = 512
 PERSON = b"penstock.lora"
-HASHED_BYTES = 8 << 20
+HASHED_BYTES = 4 << 20
 READING_THREADS = max(1, min(4, (os.cpu_count() or 1) // 2))
 PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """Numbers as torch knows them."""
@@ -65,7 +66,9 @@ ENDINGS = {
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """What is laid over a model, in float32, by our modules' names. Two adapters of one `digest` are one."""
+    """What is laid over a model, by our modules' names. Two adapters of one `digest` are one.
+
+    Changes of a layer's matrices are in the file's own kind of numbers, all else is in float32."""
 
     digest: str
     path: str
@@ -121,7 +124,8 @@ def read_adapter(path: Path, spec: ModelSpec, max_rank: int = MAX_RANK, shard: M
         reading = AdapterReading(path, spec, settings, max_rank)
         with ThreadPoolExecutor(READING_THREADS, thread_name_prefix="adapter") as pool:
             hashed = [pool.submit(_hashed, part) for part in _parts(files)]
-            list(pool.map(reading.take, modules.values()))
+            for module in modules.values():  # threads of their own would wait for one another more than they gain
+                reading.take(module)
             digest = blake2b(b"".join(part.result() for part in hashed), digest_size=16, person=PERSON).hexdigest()
         return reading.adapter(digest, shard)
     except ModelFileError as error:
@@ -169,7 +173,7 @@ def _hashed(part: tuple[Path, int]) -> bytes:
     path, begin = part
     with path.open("rb") as file:
         file.seek(begin)
-        return blake2b(file.read(HASHED_BYTES), digest_size=32, person=PERSON).digest()
+        return sha256(file.read(HASHED_BYTES)).digest()  # chips have instructions for it
 
 
 def _modules(checkpoint: Checkpoint) -> dict[str, Module]:
@@ -226,7 +230,8 @@ class AdapterReading:
                 if any(any(parts) for parts in stack):
                     experts[module] = stack
             elif any(parts := _fitted(recipe, find, shape)):
-                changes[module] = parts
+                is_table = module in TABLES
+                changes[module] = tuple(part.floats() if is_table and part is not None else part for part in parts)
         return Adapter(digest, str(self._path), self._settings.base, changes, experts, tables)
 
     def take(self, module: Module) -> None:
@@ -246,7 +251,8 @@ class AdapterReading:
             raise ModelFileError(
                 f"its module {quoted(module.name)} has {sorted(kinds)}; lora_A and lora_B belong together"
             )
-        a, b = (self._read(module.parts[part], 2) for part in (LORA_A, LORA_B))
+        read = self._read if MAGNITUDE in kinds else self._stored
+        a, b = (read(module.parts[part], 2) for part in (LORA_A, LORA_B))
         if leaf == self._embedding_leaf and self._settings.is_gguf:
             a, b = b.t(), a.t()
         self._found[leaf] = self._change(module, a, b)
@@ -259,7 +265,8 @@ class AdapterReading:
     def _change(self, module: Module, a: Tensor, b: Tensor) -> LowRank:
         """`b` [rows, rank] times `a` [rank, columns], scaled."""
         rank = self._rank(module, a, b)
-        left = b * self._settings.scale(module.name, rank)
+        scale = self._settings.scale(module.name, rank)
+        left = b if scale == 1 else b.float() * scale
         is_swapped = self._spec.architecture == "gpt2" and "lm_head" not in module.name and not self._settings.is_gguf
         scales = self._read(module.parts[MAGNITUDE], 1) if MAGNITUDE in module.parts else None
         if scales is not None and len(scales) != len(left):
@@ -331,6 +338,10 @@ class AdapterReading:
                 self._found[name] = LowRank(rows, right)
 
     def _read(self, raw: RawTensor, num_dims: int) -> Tensor:
+        return self._stored(raw, num_dims).float()
+
+    def _stored(self, raw: RawTensor, num_dims: int) -> Tensor:
+        """In the file's own kind of numbers, unless they are packed."""
         if len(raw.shape) != num_dims or not all(raw.shape):
             raise ModelFileError(
                 f"its tensor {quoted(raw.name)} is {list(raw.shape)}; {num_dims} dimensions are expected"
@@ -338,8 +349,8 @@ class AdapterReading:
         plain = PLAIN.get(raw.dtype)
         if plain is None:
             values = torch.from_numpy(dequantize(raw)).view(raw.shape)
-        else:  # several times faster: somebody waits for it
-            values = torch.frombuffer(bytearray(raw.data), dtype=plain).view(raw.shape).float()
+        else:  # as the file has them, copied while other threads go on: somebody waits for it
+            values = torch.from_numpy(np.array(raw.data)).view(plain).view(raw.shape)
         # Sums of numbers that are finite hardly ever are not.
         if not math.isfinite(values.sum().item()) and not bool(torch.isfinite(values).all()):
             raise ModelFileError(f"its tensor {quoted(raw.name)} has numbers that are not finite")

@@ -13,9 +13,10 @@ from penstock.service.router.handover import FETCHED_BYTES_S, HandoverVerdict, P
 from penstock.service.router.meters import RouterMeters
 from penstock.service.router.policy import RoutedCall, num_held
 from penstock.service.router.proxy.attempt import Attempt
-from penstock.service.router.proxy.endpoint import ConnectionPool, Headers
 from penstock.service.router.proxy.job import Job
+from penstock.service.router.proxy.replica_pool import ReplicaPool
 from penstock.service.router.proxy.roles import RoleTuner
+from penstock.service.upstream.connections import Headers
 
 PATHS = frozenset(("/v1/chat/completions", "/v1/completions", "/v1/messages", "/api/chat", "/api/generate"))
 """Whose prompts are in their bodies: nothing that one replica keeps is needed to compute them."""
@@ -29,7 +30,7 @@ class PrefillHost(Protocol):
 
     def now(self) -> float: ...
 
-    def pool_of(self, replica: LiveReplica) -> ConnectionPool: ...
+    def pool_of(self, replica: LiveReplica) -> ReplicaPool: ...
 
     def note_failure(self, replica: LiveReplica, message: str, *, is_gone: bool) -> None: ...
 
