@@ -150,8 +150,8 @@ class Engine:
         """Hand over a request. It is answered by deltas, the last of which carries its finish, a refusal included."""
         self._inbox.put(request)
         if self._interruptible is not None and not request.is_batch and request.tenant != self.scheduler.sole_tenant:
-            self._has_interrupted = True
             self._interruptible.interrupt(is_on=True)
+            self._has_interrupted = True  # not before: a loop that turns between both would leave every step interrupted
 
     def cancel(self, request_id: int, choice: int | None = None) -> None:
         """End a request, or one choice of it, in any state; nothing happens if it has ended."""

@@ -336,11 +336,11 @@ def test_what_left_the_device_while_its_request_waited_is_loaded_when_it_is_admi
 def test_waiting_requests_for_the_same_blocks_have_one_late_load() -> None:
     """Three wait for rows; when these are free, one of them is loaded for and the others wait for that load."""
     served = Served(SMALL._replace(num_blocks=64), keeps_all=True, runner=SlowCounting)
-    served.ask(make_request(1, prompt(1)))
-    served.ask(*[make_request(number, prompt(number)) for number in range(2, 12)])
+    served.ask(make_request(1, prompt(1), max_tokens=4))
+    served.ask(*[make_request(number, prompt(number), max_tokens=4) for number in range(40, 70)])
     before = served.tiers.counts
     first = [make_request(number, prompt(number, 6), max_tokens=6) for number in range(20, 24)]
-    served.ask(*first, *[make_request(number, (*prompt(1), number)) for number in range(30, 33)])
+    served.ask(*first, *[make_request(number, (*prompt(1), number), max_tokens=4) for number in range(30, 33)])
     served.check()
     counts = served.tiers.counts
     assert (counts.loaded_blocks - before.loaded_blocks, counts.attached - before.attached) == (8, 2)
