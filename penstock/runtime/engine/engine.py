@@ -151,7 +151,9 @@ class Engine:
         self._inbox.put(request)
         if self._interruptible is not None and not request.is_batch and request.tenant != self.scheduler.sole_tenant:
             self._interruptible.interrupt(is_on=True)
-            self._has_interrupted = True  # not before: a loop that turns between both would leave every step interrupted
+            self._has_interrupted = (
+                True  # not before: a loop that turns between both would leave every step interrupted
+            )
 
     def cancel(self, request_id: int, choice: int | None = None) -> None:
         """End a request, or one choice of it, in any state; nothing happens if it has ended."""
@@ -354,8 +356,9 @@ class Engine:
         return self._schedule(request, now)
 
     def _schedule(self, request: Request, now: float) -> list[Delta]:
+        hashes = [] if self.tiers is None else self.tiers.hashes_of(request)
         try:
-            self.scheduler.add(request, now)
+            self.scheduler.add(request, now, hashes)
         except RequestError as error:
             return _refusals(request, str(error), Fault.REQUEST)
         except CapacityError as error:

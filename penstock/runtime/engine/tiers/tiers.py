@@ -81,7 +81,7 @@ class KVTiers:
         self._fetching: dict[int, Request] = {}
         """Requests that wait for blocks."""
         self._leaders: dict[bytes, int] = {}
-        """By key, the request whose load it is part of."""
+        """By hash, the request whose load it is part of."""
         self._followers: dict[int, list[Request]] = {}
         self._arrivals: dict[int, InboundBlocks] = {}
         self._num_arrivals = 0
@@ -92,6 +92,8 @@ class KVTiers:
         self._unseen: dict[tuple[int, int], bool] = {}
         """Waiting sequences that were not about to be admitted yet; whether they were preempted."""
         self._hits: dict[int, TierHit] = {}
+        self._hashes: dict[int, list[bytes]] = {}
+        """Of the prompts of requests that are not scheduled yet."""
         self._waiting_bytes = 0
         self._counts = TierCounts()
         self.departures = Departures(
@@ -208,15 +210,17 @@ class KVTiers:
         first, hashes = len(found), holding.hashes
         self.departures.look(found, hashes)
         self._unseen[request.request_id, 0] = False
-        keys = [key_of(self._format, hash) for hash in hashes[first:]]
-        leader = self._leaders.get(keys[0]) if keys else None
-        if keys and leader is None and hashes[first] in self._coming:
+        missing = hashes[first:]
+        self._hashes[request.request_id] = hashes
+        leader = self._leaders.get(missing[0]) if missing else None
+        if missing and leader is None and missing[0] in self._coming:
             return False  # it is there, or attached to its load, once it is about to be admitted
         if leader is not None:
             self._followers.setdefault(leader, []).append(request)
             self._fetching[request.request_id] = request
             self._count(attached=1)
             return True
+        keys = [key_of(self._format, hash) for hash in missing]
         count = next((place for place, key in enumerate(keys) if not self._has(key)), len(keys))
         held = [self._host.get(key) for key in keys[:count]]
         num_host = next((place for place, record in enumerate(held) if record is None), count)
@@ -224,13 +228,13 @@ class KVTiers:
         if not count or (num_host >= count and not self._is_soon(request)):
             return False
         self._fetching[request.request_id] = request
-        self._leaders.update(dict.fromkeys(keys[:count], request.request_id))
+        self._leaders.update(dict.fromkeys(missing[:count], request.request_id))
         if num_host >= count:
             records = tuple([record for record in held[:count] if record is not None])
             return not self._take_fetched(FetchedBlocks(request, first, records, num_host=count))
         num_bytes = (count - num_host) * self._runner.block_bytes
         self._waiting_bytes += num_bytes
-        wanted = list(zip(keys, hashes[first:], held))[:count]
+        wanted = list(zip(keys, missing, held))[:count]
         self._reader.submit(self._read, request, first, wanted, num_bytes, put)
         return True
 
@@ -379,21 +383,23 @@ class KVTiers:
         return self._host.put(key_of(self._format, record.hash), record)
 
     def _release(self, request_id: int) -> tuple[Request, ...]:
-        """A load is over: its request is to be scheduled, and so are those that waited for it, unless they wait for more."""
-        self._leaders = {key: leader for key, leader in self._leaders.items() if leader != request_id}
-        request = self._fetching.pop(request_id, None)
-        ready = [] if request is None else [request]
-        for follower in self._followers.pop(request_id, ()):
-            self._fetching.pop(follower.request_id, None)
-            if not self.fetch(follower, self.departures.put):
-                ready.append(follower)
-        return tuple(ready)
+        """A load is over: its request is to be scheduled, and so are those that waited for it. What tiers have beyond that is
+        brought when they are about to be admitted."""
+        self._leaders = {hash: leader for hash, leader in self._leaders.items() if leader != request_id}
+        waited = [self._fetching.pop(follower.request_id, None) for follower in self._followers.pop(request_id, ())]
+        ready = [self._fetching.pop(request_id, None), *waited]
+        return tuple([request for request in ready if request is not None])
+
+    def hashes_of(self, request: Request) -> list[bytes]:
+        """Of the blocks of its prompt, as found when it came; told once."""
+        return self._hashes.pop(request.request_id, [])
 
     def cancel(self, request_id: int) -> Request | None:
         """The load goes on for those that wait for it too."""
         for followers in self._followers.values():
             followers[:] = [one for one in followers if one.request_id != request_id]
         self._hits.pop(request_id, None)
+        self._hashes.pop(request_id, None)
         return self._fetching.pop(request_id, None)
 
     # Preempted sequences
