@@ -39,7 +39,6 @@ NOW, AS_TILED = LoraCut(), definition.TILES
 AFTER = NOW._replace(is_aside=False)
 CUTS = {
     "as it is": NOW,
-    "first": NOW._replace(is_first=True),
     "after the product": AFTER,
     "after, splits 16": AFTER._replace(splits=16),
     "after, splits 4": AFTER._replace(splits=4),

@@ -23,12 +23,12 @@ def read_mix(adapter: str, spec: ModelSpec, max_rank: int, shard: ModelShard | N
     if scales == [1.0]:
         return read[0]
     for one in read:
-        changes = [change for parts in one.changes.values() for change in parts if change is not None]
-        if one.tables or one.experts or any(change.scales is not None for change in changes):
+        lows = [change for parts in one.changes.values() for change in parts if change is not None]
+        if one.tables or one.experts or any(change.scales is not None for change in lows):
             raise ModelFileError(
                 f"the adapter {one.path} is a DoRA or brings experts or whole matrices: ask for it alone and unscaled"
             )
-    changes = {}
+    changes: dict[str, tuple[LowRank | None, ...]] = {}
     for name in dict.fromkeys(name for one in read for name in one.changes):
         columns = zip(*(one.changes.get(name, ()) or (None,) * _width(read, name) for one in read), strict=True)
         changes[name] = tuple(_mixed(column, scales) for column in columns)

@@ -56,8 +56,6 @@ class LoraCut(NamedTuple):
     """Expanding begins while shrinking goes on."""
     is_aside: bool = True
     """Shrinking goes on beside the product, on a stream of its own."""
-    is_first: bool = False
-    """It is launched before the product then."""
 
 
 CUT = LoraCut()
@@ -275,11 +273,9 @@ def shrunk_beside(
     shrunk, how = torch.empty(shape, device=x.device), {"CHAINS": False}  # of the stream that goes on with it
     current, side = torch.cuda.current_stream(x.device), side_of(x.device)
     side.wait_stream(current)
-    y = None if CUT.is_first else product()
+    y = product()  # first: it leaves processors idle, and shrinking leaves it few
     with torch.cuda.stream(side):
         shrink(x, tiles, bank, num_parts, shrunk, how)
-    if y is None:
-        y = product()
     current.wait_stream(side)
     return y, shrunk, how
 
