@@ -122,16 +122,20 @@ def read_adapter(path: Path, spec: ModelSpec, max_rank: int = MAX_RANK, shard: M
     try:
         modules = _modules(checkpoint)
         reading = AdapterReading(path, spec, settings, max_rank)
-        with ThreadPoolExecutor(READING_THREADS, thread_name_prefix="adapter") as pool:
+        with reading_threads() as pool:
             hashed = [pool.submit(_hashed, part) for part in _parts(files)]
-            for module in modules.values():  # threads of their own would wait for one another more than they gain
-                reading.take(module)
+            list(pool.map(reading.take, modules.values()))
             digest = blake2b(b"".join(part.result() for part in hashed), digest_size=16, person=PERSON).hexdigest()
         return reading.adapter(digest, shard)
     except ModelFileError as error:
         raise ModelFileError(f"the adapter {path} is refused: {error}") from error
     finally:
         checkpoint.close()
+
+
+def reading_threads() -> ThreadPoolExecutor:
+    """Threads for one adapter: somebody waits for it."""
+    return ThreadPoolExecutor(READING_THREADS, thread_name_prefix="adapter")
 
 
 def _open(path: Path, spec: ModelSpec) -> tuple[Checkpoint, AdapterSettings, tuple[Path, ...]]:
