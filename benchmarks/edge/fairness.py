@@ -5,6 +5,9 @@
 Two keys at one server with default settings. A polite client asks for short streamed answers, each of its own words, three in
 two seconds; the flood runs in a process of its own at the lowest priority, as if it were on another machine. With
 `--model scripted:step_ms=10,token_ms=1.5` steps take the time of a small model on two cores and none of this machine's.
+
+`switching` needs two models of which only one fits in 1200 MiB with a cache of 512; how often each was loaded is told. Parts of
+a time are as the server's headers tell them: waits of the engine beyond half a second are counted at the edge.
 """
 
 import argparse
@@ -13,6 +16,7 @@ import contextlib
 import json
 import os
 import platform
+import re
 import resource
 import subprocess
 import sys
@@ -20,7 +24,7 @@ import time
 from collections.abc import Awaitable, Callable
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import uvloop
 
@@ -33,26 +37,48 @@ RATE = 1.5
 WARM_UP_S = 4.0
 """How long a flood goes on before the other key is measured."""
 NUMBERS = count()
+PROCESSED = re.compile(rb"(openai-processing-ms|server-timing: wait)(?:: |;dur=)([0-9.]+)")
 
 
 def _request(path: str, body: dict[str, Any], key: str) -> bytes:
     return post(path, json.dumps(body).encode(), key)
 
 
-async def _stream(served: Served, request: bytes) -> float | None:
-    """Seconds until the first words; None if there were none. The answer is read to its end."""
-    start_s, first_s, writer = time.monotonic(), None, None
+class First(NamedTuple):
+    """Seconds until the first words of an answer, and where they went."""
+
+    total_s: float
+    prepared_s: float
+    """From the request's headers to the engine: its turn, its body, its template, its tokens."""
+    engine_s: float
+    """From there to the first words: the engine's queue and steps."""
+
+    @property
+    def edge_s(self) -> float:
+        """Before its headers were read and after its words were written: connection, sockets, the event loop's queue."""
+        return self.total_s - self.prepared_s - self.engine_s
+
+
+async def _stream(served: Served, request: bytes) -> First | None:
+    """None if there were no words. The answer is read to its end."""
+    start_s, found, writer, told_ms = time.monotonic(), None, None, {}
     with contextlib.suppress(OSError, asyncio.IncompleteReadError, ValueError):
         reader, writer = await asyncio.open_connection(served.host, served.port, limit=1 << 20)
         writer.write(request)
         while line := await reader.readline():
-            if first_s is None and (b'"content":"' in line or b'"text":"' in line) and b'""' not in line:
-                first_s = time.monotonic() - start_s
+            if header := PROCESSED.match(line):
+                told_ms[header[1]] = float(header[2])
+            elif found is None and (b'"content":"' in line or b'"text":"' in line) and b'""' not in line:
+                spent_ms, engine_ms = (
+                    told_ms.get(b"openai-processing-ms", 0.0),
+                    told_ms.get(b"server-timing: wait", 0.0),
+                )
+                found = First(time.monotonic() - start_s, (spent_ms - engine_ms) / 1000, engine_ms / 1000)
             if b"[DONE]" in line:
                 break
     if writer is not None:
         writer.close()
-    return first_s
+    return found
 
 
 # Floods: what the other key does on one of its connections, again and again
@@ -98,7 +124,7 @@ FLOODS: dict[str, tuple[Callable[[Served], Awaitable[None]], int]] = {
     "switching": (switching, 4),
 }
 """What is done, on how many connections at once."""
-ONE_OF_TWO = ("--model=theirs=default", "--models-memory=1500MiB", "--kv-memory=512MiB")
+LOADS = re.compile(r'penstock_model_loads_total\{[^}]*model_name="(\w+)"[^}]*\} (\d+)')
 
 
 async def run_flood(served: Served, name: str) -> None:
@@ -113,7 +139,7 @@ async def run_flood(served: Served, name: str) -> None:
     await asyncio.gather(*(one() for _ in range(num)))
 
 
-async def polite(served: Served, seconds: float, model: str = "default") -> list[float | None]:
+async def polite(served: Served, seconds: float, model: str = "default") -> list[First | None]:
     """Times to the first words of calls at even distances."""
     start_s = time.monotonic()
     calls = []
@@ -125,10 +151,17 @@ async def polite(served: Served, seconds: float, model: str = "default") -> list
     return list(await asyncio.gather(*calls))
 
 
-def figures(times_s: list[float | None]) -> dict[str, Any]:
-    told = [one for one in times_s if one is not None]
-    shares = {f"ttft_p{share}_ms": percentile_ms(told, share / 100) for share in (50, 95)}
-    return {"calls": len(times_s), "failed": len(times_s) - len(told), **shares}
+def figures(firsts: list[First | None]) -> dict[str, Any]:
+    told = [one for one in firsts if one is not None]
+    parts = {
+        "ttft": [one.total_s for one in told],
+        "edge": [one.edge_s for one in told],
+        "prepared": [one.prepared_s for one in told],
+        "engine": [one.engine_s for one in told],
+    }
+    shares = {f"{part}_p{p}_ms": percentile_ms(times_s, p / 100) for part, times_s in parts.items() for p in (50, 95)}
+    worst = percentile_ms(parts["ttft"], 1.0)
+    return {"calls": len(firsts), "failed": len(firsts) - len(told), **shares, "ttft_max_ms": worst}
 
 
 def beside(served: Served, name: str, seconds: float, model: str) -> dict[str, Any]:
@@ -144,14 +177,24 @@ def beside(served: Served, name: str, seconds: float, model: str) -> dict[str, A
     return {**found, "cpu_s": spent}
 
 
-def measure(tree: Path, name: str, model: str, seconds: float, flags: list[str]) -> dict[str, Any]:
-    asked = "default"
+def loads(served: Served) -> dict[str, int]:
+    """How often each model was loaded so far."""
+    request = f"GET /metrics HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {KEYS[1]}\r\n\r\n".encode()
+    _, body = asyncio.run(ask(served.host, served.port, request))
+    return {name: int(count) for name, count in LOADS.findall(body.decode())}
+
+
+def measure(tree: Path, name: str, models: tuple[str, str], seconds: float, flags: list[str]) -> dict[str, Any]:
+    model, asked = models[0], "default"
     if name == "switching":
-        model, asked, flags = f"--model=ours={model}", "ours", [*ONE_OF_TWO, *flags]
+        model, asked = f"--model=ours={models[0]}", "ours"
+        flags = [f"--model=theirs={models[1]}", "--models-memory=1200MiB", "--kv-memory=512MiB", *flags]
     with serving(tree, model, *flags) as served:
         uvloop.run(polite(served, 2.0, asked))
         alone = figures(uvloop.run(polite(served, seconds, asked)))
         flooded = beside(served, name, seconds, asked)
+        if name == "switching":
+            flooded["loads"] = loads(served)
     ratio = round(flooded["ttft_p95_ms"] / alone["ttft_p95_ms"], 2) if flooded["ttft_p95_ms"] else None
     return {"flood": name, "alone": alone, "beside": flooded, "p95_ratio": ratio}
 
@@ -160,6 +203,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tree", type=Path, default=ROOT, help="checkout whose server is loaded")
     parser.add_argument("--model", default="default")
+    parser.add_argument("--other", default="default", help="model that the flooding key switches to")
     parser.add_argument("--only", default=",".join(FLOODS))
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--flags", default="", help="more flags of the server, with spaces")
@@ -177,7 +221,8 @@ def main() -> None:
         os.nice(-19)  # whatever else this machine does meanwhile is not what is measured
     found = {}
     for name in arguments.only.split(","):
-        found[name] = measure(arguments.tree, name, arguments.model, arguments.seconds, arguments.flags.split())
+        models = (arguments.model, arguments.other)
+        found[name] = measure(arguments.tree, name, models, arguments.seconds, arguments.flags.split())
         print(json.dumps(found[name]), flush=True)
     if arguments.json:
         path, label = arguments.json, commit_of(arguments.tree)

@@ -4,7 +4,7 @@ Steps take ten milliseconds and one and a half for each token, as a small model 
 so the figures are the same on every machine.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 
 import pytest
@@ -64,8 +64,12 @@ class BusyRunner:
                 return False
         return True
 
+    @staticmethod
+    def step_s(num_tokens: int) -> float:
+        return FIXED_S + TOKEN_S * num_tokens
+
     def launch(self, batch: Batch, masks: object = None) -> Ticket:
-        end_s = self.now + FIXED_S + TOKEN_S * batch.num_tokens
+        end_s = self.now + self.step_s(batch.num_tokens)
         if not self.hand_over(end_s):
             self.num_interrupted += 1
             raise StepInterruptedError("a request came")
@@ -150,6 +154,15 @@ def test_beside_three_hundred_streams_of_another_a_short_question_waits_no_more_
     served = serve([*flood(*kind), *ALONE])
     assert p95(served.waits_s("polite")) <= 3 * p95(alone)
     assert max(served.end_s[request.request_id] for request in flood(*kind)) > ALONE[-1].arrival_s, "it was a flood"
+
+
+def test_a_prompt_that_the_cache_has_most_of_takes_one_step_beside_a_flood():
+    """Its share is what is left to compute, not what it is long."""
+    template = tuple(range(32))
+    cached = [replace(one, prompt=(*template, *one.prompt[:20])) for one in ALONE]
+    served = serve([*flood(8, 300), *cached])
+    first = served.runner.step_s(MIN_SHARED_TOKENS)
+    assert served.waits_s("polite")[len(cached) // 2] <= 2 * first, "what is left of a step, and one"
 
 
 def test_who_asks_now_and_then_finds_no_long_step_to_wait_for():

@@ -160,6 +160,26 @@ def test_large_pieces_of_work_take_turns_and_tenants_too():
     assert asyncio.run(law()) == ["a", "b", "a", "b", "a"]
 
 
+def test_texts_that_several_threads_tokenize_take_turns_by_tenant():
+    async def law() -> list[str]:
+        turns, order, running = Turns(2), [], set()
+
+        async def work(tenant: str, number: int) -> None:
+            async with turns.take(tenant):
+                order.append(tenant)
+                running.add(number)
+                assert len(running) <= 2
+                await yield_to_others()
+                running.remove(number)
+
+        tasks = [asyncio.create_task(work("flood", number)) for number in range(50)]
+        await asyncio.sleep(0)
+        await asyncio.gather(*tasks, asyncio.create_task(work("polite", -1)))
+        return order
+
+    assert asyncio.run(law()).index("polite") <= 3
+
+
 def test_prompts_are_counted_before_they_are_tokenized(server: Server):
     response = server.post("/v1/completions", {"prompt": ["a" * 400] * 2000, "n": 2})
     assert response.json()["error"]["message"].startswith("prompts times n")

@@ -33,6 +33,7 @@ def test_the_speculation_card_shows_the_served_models_drafts(seen: Seen) -> None
 
 def test_real_sequences_show_their_block_tables(seen: Seen, served: Server) -> None:
     page = seen.go("explore/blocks?sequences=2")
+    expect(page.locator("[data-stat=padded-waste] .value")).to_contain_text("%")
     page.get_by_role("button", name="Send 2 real sequences").click()
     tables = page.get_by_role("region", name="Block tables of running sequences").locator("tbody tr")
     expect(tables).to_have_count(2)

@@ -1,4 +1,4 @@
-"""A tool's process: `python -m penstock.cli.app.worker`, its task as one line of JSON on standard input. Not for people.
+"""A tool's process: `python -m penstock.cli.app.worker PARENT`, its task as one line of JSON on standard input. Not for people.
 
 Runs the command line it is given, as `penstock` would, and answers with lines of JSON: {"progress": share}, then
 {"result": ...} or {"fault": message}. Imports come first, so that a process that waits for its task begins it at once.
@@ -49,9 +49,12 @@ def main() -> int:
 
 
 def _end_with_parent() -> None:
-    """Be killed when the server is, even while it makes this process pause: nobody would wake it again. Linux alone can."""
+    """Be killed when the server is, even while it makes this process pause: nobody would wake it again. Linux alone can; a
+    server that ended before this was said has left its task, and nobody who wants it."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if sys.argv[1:] and os.getppid() != int(sys.argv[1]):
+        sys.exit(0)
 
 
 def _command(task: Mapping[str, Any]) -> Any:

@@ -16,7 +16,7 @@ WAVE = 128
 """Tokens of a tile in which a GPU computes large products: a few tokens more cost as much as a whole tile."""
 STRETCH = 2.0
 """Times as long as a step of answers alone."""
-MAX_STEPS_WAITING = 4
+MAX_STEPS_WAITING = 8
 """Steps in which all prompts that wait are computed: where many wait, rows are filled first."""
 LONG_PROMPT = 1024
 """Tokens from which a prompt is computed in as few steps as there can be: each of more pieces reads again what those before it

@@ -19,7 +19,6 @@ class Roster:
     __slots__ = (
         "_is_ordered",
         "_max_sequences",
-        "_pool",
         "_rows",
         "batch",
         "batching",
@@ -30,6 +29,7 @@ class Roster:
         "num_waiting_tokens",
         "on_preempt",
         "order",
+        "pool",
         "present",
         "running",
         "shared_until_s",
@@ -61,7 +61,7 @@ class Roster:
         self.num_waiting_tokens = 0
         self.on_preempt: Callable[[Sequence], None] | None = None
         """Called with a sequence that is about to lose its blocks and wait again."""
-        self._pool = pool
+        self.pool = pool
         self._max_sequences = limits.max_sequences
         self._rows = list(range(limits.max_sequences - 1, -1, -1))
         self._is_ordered = True
@@ -160,7 +160,7 @@ class Roster:
         self.present.pop(sequence, None)
         self.batch.pop(sequence, None)
         self.behind.pop(sequence, None)
-        self._pool.release(sequence.holding)
+        self.pool.release(sequence.holding)
         sequence.leave()
 
     def preempt(self, sequence: Sequence) -> None:

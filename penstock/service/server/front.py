@@ -27,6 +27,7 @@ from penstock.service.server.http.body import (
     body_limits,
     convert,
     decode,
+    look_up,
     open_account,
     parse,
     read_body,
@@ -35,7 +36,7 @@ from penstock.service.server.http.call import Call
 from penstock.service.server.http.calls import Calls, OpenCall
 from penstock.service.server.http.connection import exchange_of
 from penstock.service.server.http.faults import busy, invalid, unsupported
-from penstock.service.server.http.large import Turns, yield_to_others
+from penstock.service.server.http.large import BYTES_BEGUN, BurstGate, Turns, yield_to_others
 from penstock.service.server.http.relay import RELAYED, check_resumed, random_hex, relayed_of, split_body, unix_time
 from penstock.service.server.http.trace import SpanTracer
 from penstock.service.server.jobs.bills import Bills
@@ -93,6 +94,7 @@ class Front:
         self.calls = Calls()
         self.bodies = BodiesInFlight(IN_FLIGHT * (config.max_body_mib << 20), has_tenants=config.num_tenants > 1)
         self.turns = Turns()
+        self._burst = BurstGate()
         self.tracer: SpanTracer | None = None
         self.machine_metrics: Callable[[], list[Metric]] | None = None
         """What the machine says of itself, told with everything else."""
@@ -195,6 +197,9 @@ class Front:
                 data, relayed.resumed = split_body(request, data)
                 RELAYED.set(relayed)
             if len(data) <= LARGE_BYTES:
+                if len(data) > BYTES_BEGUN:
+                    await self._burst.take(tenant, len(data))
+                    await look_up(request)
                 body, ignored = parse(data, type_, refused)
             else:
                 async with self.turns.take(tenant):

@@ -35,7 +35,7 @@ from penstock.service.server.generation import (
 )
 from penstock.service.server.http.call import Call, CallParameters
 from penstock.service.server.http.faults import ApiError, ErrorKind, Overflow, invalid
-from penstock.service.server.http.large import stand_back
+from penstock.service.server.http.large import TENANT, Turns, stand_back
 from penstock.service.server.http.relay import peer_of, priority_of
 from penstock.service.server.sampling.beams import call_of
 from penstock.service.server.sampling.params import check_ids, sampling_params
@@ -47,7 +47,9 @@ PROBE = "\x02"
 """A message that no chat has: where prompts with it part is where its place begins."""
 INLINE_CHARACTERS = 16_384
 """Longer texts are tokenized on another thread, so that nobody waits for them."""
-LONG_TEXTS = ThreadPoolExecutor(2, "text", initializer=stand_back)
+NUM_THREADS = 2
+LONG_TEXTS = ThreadPoolExecutor(NUM_THREADS, "text", initializer=stand_back)
+LONG_TURNS = Turns(NUM_THREADS)
 SLICE_CHARACTERS = 1 << 18
 """Of many texts, so many are tokenized together: what a tokenizer makes of them on its way is many times larger."""
 MAX_ITEMS = 2048
@@ -215,12 +217,14 @@ async def encode_all(tokenizer: Tokenizer, texts: Sequence[str], *, special: boo
 
 
 async def off_loop(work: Callable[[], R]) -> R:
-    """Long work on texts: on a thread, few at a time, so that neither the event loop nor memory is theirs alone."""
+    """Long work on texts: on a thread, few at a time and tenants in turn, so that neither the event loop nor memory is theirs
+    alone."""
     loop = asyncio.get_running_loop()
-    try:
-        return await loop.run_in_executor(LONG_TEXTS, work)
-    finally:
-        loop.run_in_executor(LONG_TEXTS, trim_memory)
+    async with LONG_TURNS.take(TENANT.get()):
+        try:
+            return await loop.run_in_executor(LONG_TEXTS, work)
+        finally:
+            loop.run_in_executor(LONG_TEXTS, trim_memory)
 
 
 def check_size(model: ServedModel, texts: Iterable[str], param: str) -> None:

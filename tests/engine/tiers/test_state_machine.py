@@ -159,6 +159,11 @@ class ServingTiers(Serving):
         request = digits.pick(*self.requests.values())
         if self.tiers.cancel(request.request_id) is not None:
             del self.waiting[request.request_id]
+            try:
+                self.limits.longest(request)
+            except RequestError:  # it would have been refused, had it waited
+                del self.requests[request.request_id]
+                return
             choices = range(request.params.n)
             self.answers.hear(tuple(Delta(request.request_id, choice, (), CANCELLED) for choice in choices))
         else:

@@ -15,6 +15,7 @@ from penstock.runtime.core.sequence import Sequence
 
 LINGER_S = 10.0
 """Steps stay short for so long after several tenants had work: whoever asks now and then finds no long step under way."""
+MANY_STEPS = 8
 MANY_TENANTS, MIN_PROMPT = 4, 16
 """Where more tenants than these have work, those that come first in order have at least a chunk that is worth it."""
 
@@ -75,7 +76,7 @@ def divide(roster: Roster, budget: int) -> Shares:
         else:
             prompts[sequence.request.tenant] += len(sequence.tokens) - sequence.num_launched
     for first in roster.order.firsts if roster.has_row else ():
-        prompts[first.request.tenant] += len(first.tokens)
+        prompts[first.request.tenant] += _num_wanted(roster, first, budget)
     wants = {tenant: len(rows.get(tenant, ())) + prompts[tenant] for tenant in {**rows, **prompts}}
     shares = fill(budget, wants)
     paused: list[Sequence] = []
@@ -101,6 +102,15 @@ def fill(budget: int, wants: Mapping[str, int]) -> dict[str, int]:
         shares[tenant] = want if is_little else min(want, -(-budget // num_left))
         budget -= shares[tenant]
     return shares
+
+
+def _num_wanted(roster: Roster, first: Sequence, budget: int) -> int:
+    """Tokens of a waiting prompt, without those that the prefix cache has. A prompt of many steps counts whole: its tenant
+    wants all it can get either way."""
+    num_tokens = len(first.tokens)
+    if first.wants_prompt_logprobs or num_tokens > MANY_STEPS * budget:
+        return num_tokens
+    return num_tokens - len(roster.pool.match(first.holding).blocks) * roster.pool.block_size
 
 
 def _by_want(item: tuple[str, int]) -> tuple[int, str]:

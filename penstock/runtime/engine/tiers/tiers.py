@@ -3,7 +3,8 @@
     out   `departures`
     in    a request that arrives: what the device lacks and a tier has is read beside the loop and verified; then its blocks are
           `arriving` in the pool, are written, and are published once they are there
-    swap  a preempted sequence that is the first to be admitted again gets its blocks back the same way
+    late  a waiting sequence that is about to be admitted gets the same way what the device lost since it came, or since it was
+          preempted (swap); meanwhile it does not wait for its turn, and others go before it
 
 Disk, checksums and waiting for copies belong to threads of their own.
 """
@@ -11,7 +12,7 @@ Disk, checksums and waiting for copies belong to threads of their own.
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
-from itertools import islice
+from heapq import nsmallest
 from typing import NamedTuple
 
 from penstock.errors import PenstockError
@@ -34,6 +35,8 @@ LEAST_BLOCKS = 2
 CANARY_EVERY = 64
 """One load in so many is read back from the device and compared before anybody may find it."""
 KEPT_AT_ONCE = 64
+STAGED_FRACTION = 0.25
+"""Of host memory that one prompt read from a disk may take there until it is admitted."""
 MAX_SWAPPED = 8
 """Waiting sequences that are looked at before a plan."""
 
@@ -96,6 +99,7 @@ class InboundBlocks(NamedTuple):
     blocks: tuple[int, ...]
     records: tuple[KVRecord, ...]
     num_host: int
+    was_preempted: bool = False
 
 
 class OrderDone(NamedTuple):
@@ -145,8 +149,12 @@ class KVTiers:
         self._followers: dict[int, list[Request]] = {}
         self._arrivals: dict[int, InboundBlocks] = {}
         self._num_arrivals = 0
-        self._deferred: dict[tuple[int, int], bool] = {}
-        """Sequences that wait for room, not for a tier; whether they were preempted."""
+        self._coming: dict[bytes, int] = {}
+        """By hash, the arrival that brings it."""
+        self._held: dict[int, list[Sequence]] = {}
+        """By arrival, sequences that wait for it, not for their turn; the first is the one it is for."""
+        self._unseen: dict[tuple[int, int], bool] = {}
+        """Waiting sequences that were not about to be admitted yet; whether they were preempted."""
         self._hits: dict[int, TierHit] = {}
         self._waiting_bytes = 0
         self._counts = TierCounts()
@@ -194,7 +202,16 @@ class KVTiers:
                 self.sessions.keep(news.session)
             self._answers.append(news.answer)
             return ()
-        return self._release(self._land(news))
+        request_id = self._land(news)
+        held = self._held.pop(news.number, None)
+        if held is None:
+            return self._release(request_id)
+        for sequence in held:
+            if sequence.finish is None:
+                self._scheduler.roster.wait(sequence)
+                if news.is_whole:  # there may be more for those that waited for the load of another
+                    self._unseen[sequence.request_id, sequence.choice] = False
+        return ()
 
     # Out
 
@@ -252,8 +269,11 @@ class KVTiers:
         found = self._pool.match(holding).blocks
         first, hashes = len(found), holding.hashes
         self.departures.look(found, hashes)
+        self._unseen[request.request_id, 0] = False
         keys = [key_of(self._format, hash) for hash in hashes[first:]]
         leader = self._leaders.get(keys[0]) if keys else None
+        if keys and leader is None and hashes[first] in self._coming:
+            return False  # it is there, or attached to its load, once it is about to be admitted
         if leader is not None:
             self._followers.setdefault(leader, []).append(request)
             self._fetching[request.request_id] = request
@@ -263,7 +283,7 @@ class KVTiers:
         held = [self._host.get(key) for key in keys[:count]]
         num_host = next((place for place, record in enumerate(held) if record is None), count)
         count = self._worthwhile(request, count, num_host, len(keys))
-        if not count:
+        if not count or (num_host >= count and not self._is_soon(request)):
             return False
         self._fetching[request.request_id] = request
         self._leaders.update(dict.fromkeys(keys[:count], request.request_id))
@@ -275,6 +295,13 @@ class KVTiers:
         wanted = list(zip(keys, hashes[first:], held))[:count]
         self._reader.submit(self._read, request, first, wanted, num_bytes, put)
         return True
+
+    def _is_soon(self, request: Request) -> bool:
+        """A request would be admitted at once. What is loaded long before is lost again to those admitted earlier: host memory
+        has it until then."""
+        roster, pool = self._scheduler.roster, self._pool
+        num_free = pool.num_available - self._scheduler.num_running
+        return roster.waiting_since is None and roster.has_row and num_free >= pool.blocks_for(len(request.prompt))
 
     def _worthwhile(self, request: Request, count: int, num_host: int, num_missing: int) -> int:
         """Of the `count` blocks that tiers have after those on the device, how many are there sooner than they would be
@@ -328,7 +355,10 @@ class KVTiers:
         request_id = fetched.request.request_id
         is_wanted = request_id in self._fetching or request_id in self._followers
         sound = self._sound(fetched) if is_wanted else ()
-        if sound and self._arrive(fetched, sound):
+        fits_host = sum(record.num_bytes for record in sound) <= self._host.max_bytes * STAGED_FRACTION
+        if sound and fits_host and not self._is_soon(fetched.request):
+            self._to_disk([left for record in sound for left in self._host_put(record)])
+        elif sound and self._arrive(fetched, sound):
             return ()
         return self._release(request_id)
 
@@ -353,20 +383,23 @@ class KVTiers:
         if not blocks or len(blocks) > len(records):
             if holding.blocks:  # what they continue has left the device
                 self._pool.land(holding, is_whole=False)
-            else:
-                self._deferred[request.request_id, 0] = False  # no room: once it is about to be admitted there is
-            return False
+            return False  # where there was no room, there is some once it is about to be admitted
+        num_host = fetched.num_host if len(blocks) == len(records) else min(fetched.num_host, len(blocks))
+        return self._write(InboundBlocks(request, holding, blocks, wanted, num_host))
+
+    def _write(self, inbound: InboundBlocks) -> bool:
+        """False if it is over already."""
         self.copy_out_now()
         number = self._num_arrivals = self._num_arrivals + 1
-        num_host = fetched.num_host if len(blocks) == len(records) else min(fetched.num_host, len(blocks))
-        self._arrivals[number] = InboundBlocks(request, holding, blocks, wanted, num_host)
-        contents = [record.kv for record in wanted]
+        self._arrivals[number] = inbound
+        self._coming.update({record.hash: number for record in inbound.records})
+        contents = [record.kv for record in inbound.records]
         begun = time.monotonic()
         if self._copier is None:
-            self._runner.write_blocks(blocks, contents)
+            self._runner.write_blocks(inbound.blocks, contents)
             self._land(ArrivedBlocks(number, True, time.monotonic() - begun))
             return False
-        copy = self._copier.begin_write(blocks, contents)
+        copy = self._copier.begin_write(inbound.blocks, contents)
         self._waiter.submit(self._wait, number, copy, begun)
         return True
 
@@ -380,16 +413,19 @@ class KVTiers:
 
     def _land(self, arrived: ArrivedBlocks) -> int:
         """Publish what has arrived, if it did; returns whose request it was for."""
-        request, holding, blocks, records, num_host = self._arrivals.pop(arrived.number)
+        request, holding, blocks, records, num_host, was_preempted = self._arrivals.pop(arrived.number)
+        self._coming = {hash: number for hash, number in self._coming.items() if number != arrived.number}
         is_whole = arrived.is_whole and self._is_same(arrived.number, blocks, records)
         self._pool.land(holding, is_whole=is_whole)
         if not is_whole:
             self._count(faults=1)
+            self._unseen.pop((request.request_id, 0), None)  # not tried again: it is computed
             return request.request_id
         self.rates.note_write(sum(record.num_bytes for record in records), arrived.seconds)
-        self._count(loaded_blocks=len(blocks), host_blocks=num_host)
-        hit, size = self._hits.get(request.request_id, TierHit()), self._pool.block_size
-        self._hits[request.request_id] = hit._replace(host=num_host * size, disk=(len(blocks) - num_host) * size)
+        self._count(loaded_blocks=len(blocks), host_blocks=num_host, swapped_blocks=was_preempted * len(blocks))
+        if not was_preempted:
+            hit, size = self._hits.get(request.request_id, TierHit()), self._pool.block_size
+            self._hits[request.request_id] = hit._replace(host=num_host * size, disk=(len(blocks) - num_host) * size)
         self._to_disk([left for record in records[num_host:] for left in self._host_put(record)])
         return request.request_id
 
@@ -430,52 +466,53 @@ class KVTiers:
         num_tokens = len(hashes) * self._pool.block_size
         if hashes and self.rates.is_writing_faster(num_tokens, len(hashes) * self._runner.block_bytes):
             self.departures.want(hashes)
-            self._deferred[sequence.request_id, sequence.choice] = True
+            self._unseen[sequence.request_id, sequence.choice] = True
 
     def swap_in(self) -> None:
-        """Before a plan: bring what host memory has of sequences that are about to be admitted and for which there was no
-        room when they came, or that were preempted."""
+        """Before a plan: bring what host memory has of sequences that are about to be admitted. When they came there was no
+        room for it, or the device had it and lost it since, or they were preempted."""
         roster, pool = self._scheduler.roster, self._pool
-        if not self._deferred or roster.waiting_since is None or not roster.has_row:
+        if not self._unseen or roster.waiting_since is None or not roster.has_row:
             return
         num_free = pool.num_available - self._scheduler.num_running
-        for sequence in list(islice(roster.order, MAX_SWAPPED)):
+        num_rows = self._scheduler.limits.max_sequences - self._scheduler.num_running
+        # In order: what was loaded for those before is theirs, and no room for those after.
+        for sequence in nsmallest(min(MAX_SWAPPED, num_rows), roster.order, key=roster.order.rank):
             num_free -= pool.blocks_for(len(sequence.tokens))
             if num_free < 0:
                 return
-            was_preempted = self._deferred.pop((sequence.request_id, sequence.choice), None)
+            was_preempted = self._unseen.pop((sequence.request_id, sequence.choice), None)
             if was_preempted is not None:
                 self._swap_in(sequence, was_preempted=was_preempted)
 
     def _swap_in(self, sequence: Sequence, *, was_preempted: bool) -> None:
         pool, size = self._pool, self._pool.block_size
         first = len(pool.match(sequence.holding).blocks)
-        records = []
-        for hash in sequence.holding.hashes[first:]:
+        missing, records = sequence.holding.hashes[first:], []
+        number = self._coming.get(missing[0]) if missing else None
+        if number in self._held:
+            self._held[number].append(sequence)
+            self._scheduler.roster.give_up(sequence)
+            self._count(attached=1)
+            return
+        for hash in missing:
             record = self._host.get(key_of(self._format, hash))
             if record is None:
                 break
             records.append(record)
-        if not records or not self.rates.is_writing_faster(
-            len(records) * size, len(records) * self._runner.block_bytes
-        ):
+        num_tokens, num_bytes = len(records) * size, len(records) * self._runner.block_bytes
+        if len(records) < LEAST_BLOCKS or not self.rates.is_writing_faster(num_tokens, num_bytes):
             return
         tokens = (*sequence.tokens[: (first + len(records)) * size], 0)
         holding = _holding(sequence.request, tokens)
         blocks = pool.arrive(holding, spare=self._scheduler.num_running)
-        if len(blocks) == len(records):
-            self.copy_out(self.departures.step)
-            contents = [record.kv for record in records]
-            if self._copier is None:
-                self._runner.write_blocks(blocks, contents)
-            else:
-                self._copier.begin_write(blocks, contents).wait()
-            pool.land(holding, is_whole=True)
-            self._count(loaded_blocks=len(blocks), host_blocks=len(blocks), swapped_blocks=was_preempted * len(blocks))
-            if not was_preempted:
-                self._hits[sequence.request_id] = TierHit(host=len(blocks) * size)
-        elif holding.blocks:
-            pool.land(holding, is_whole=False)
+        if len(blocks) != len(records):
+            if holding.blocks:
+                pool.land(holding, is_whole=False)
+            return
+        if self._write(InboundBlocks(sequence.request, holding, blocks, tuple(records), len(records), was_preempted)):
+            self._held[self._num_arrivals] = [sequence]
+            self._scheduler.roster.give_up(sequence)
 
     # What operators do
 
@@ -557,6 +594,9 @@ class KVTiers:
     def tell(self, deltas: tuple[Delta, ...]) -> tuple[Delta, ...]:
         """The same, with what tiers gave beside what the prefix cache gave."""
         self.sessions.follow(deltas, self._scheduler.roster.now)
+        for delta in deltas:
+            if delta.finish is not None or delta.prefix is not None:
+                self._unseen.pop((delta.request_id, delta.choice), None)
         if not self._hits or not any(delta.prefix is not None for delta in deltas):
             return deltas
         return tuple([self._told(delta) if delta.prefix is not None else delta for delta in deltas])

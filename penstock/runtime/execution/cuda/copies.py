@@ -30,6 +30,7 @@ class PinnedRows:
         self._slab_rows = max(SLAB_BYTES // row_bytes, 1)
         counts = [min(self._slab_rows, num_rows - begin) for begin in range(0, num_rows, self._slab_rows)]
         self._slabs = [torch.empty((count, row_bytes), dtype=torch.uint8, pin_memory=True) for count in counts]
+        self._arrays = [slab.numpy() for slab in self._slabs]
         self._free = deque(range(num_rows))
         """In the order of freeing: neighbours are taken together again, and copied together."""
 
@@ -44,9 +45,9 @@ class PinnedRows:
     def lend(self, row: int) -> memoryview:
         """A row as bytes; it is free again when the last reference to them goes."""
         slab, place = divmod(row, self._slab_rows)
-        view = self._slabs[slab][place].numpy()
+        view = self._arrays[slab][place]
         weakref.finalize(view, self._free.append, row)
-        return view.data
+        return memoryview(view)
 
     def fill(self, rows: list[int], staged: torch.Tensor) -> None:
         """Neighbouring rows in one copy."""
@@ -76,9 +77,10 @@ class BlockCopies:
         self._rows: PinnedRows | None = None
 
     def pin(self, num_bytes: int) -> None:
-        """Take so much host memory, and some for copies under way."""
+        """Take so much host memory, and some for copies under way; have the kernels compiled that copies begin and end with."""
         row_bytes = self._cache.block_bytes
         self._rows = PinnedRows(num_bytes // row_bytes + MAX_IN_FLIGHT, row_bytes)
+        self._cache.scatter([0], self._cache.gather([0]))
 
     @torch.inference_mode()
     def begin_read(self, blocks: Sequence[int], *, is_fenced: bool) -> CudaCopy:
@@ -97,8 +99,9 @@ class BlockCopies:
             if self._rows is not None:
                 self._rows.fill(rows, staged)
             rest = staged[len(rows) :].cpu() if len(rows) < len(staged) else None
-            self._out.record_event().synchronize()
-        lent: list[bytes | memoryview] = [] if self._rows is None else [self._rows.lend(row) for row in rows]
+            over = self._out.record_event()
+            lent: list[bytes | memoryview] = [] if self._rows is None else [self._rows.lend(row) for row in rows]
+            over.synchronize()
         return lent if rest is None else lent + [row.tobytes() for row in rest.numpy()]
 
     def begin_write(self, blocks: Sequence[int], contents: Sequence[bytes | memoryview]) -> CudaCopy:

@@ -19,6 +19,7 @@ from penstock.runtime.execution.cuda.mixed_graphs import LEAST_CHUNKS, LEAST_TOK
 from penstock.runtime.execution.cuda.rows import DeviceRows
 from penstock.runtime.layers.decoder import Decoder
 from penstock.runtime.models.spec import GQA
+from penstock.runtime.ops.parallel.collective import rehearsed
 from penstock.runtime.ops.sampling.sample import Needs
 
 if TYPE_CHECKING:
@@ -61,6 +62,8 @@ class KernelWarmUp:
         self._max_sequences = max_sequences
         self._is_due = find_spec("triton") is not None
         self._num_plain = 0
+        self.is_patient = False
+        """Steps wait for their kernels: several ranks take the same ones."""
         self._urgent: Compilers | None = None
         self._others: Compilers | None = None
 
@@ -80,7 +83,7 @@ class KernelWarmUp:
             return True
         num_pairs = sum(chunk.length * chunk.end for chunk in batch.chunks)
         is_small = len(batch.chunks) <= MAX_PLAIN_CHUNKS and num_pairs <= MAX_PLAIN_PAIRS
-        is_small = is_small and self._num_plain < MAX_PLAIN_STEPS
+        is_small = is_small and not self.is_patient and self._num_plain < MAX_PLAIN_STEPS
         self._num_plain += is_small
         if self._is_due and is_small and self._num_plain <= EARLY_STEPS:
             return False
@@ -148,7 +151,7 @@ class KernelWarmUp:
         from penstock.runtime.ops.triton.host.launch import asking
 
         prepare().result()
-        with asking() as variants:
+        with asking() as variants, rehearsed():
             for recorded in self.kinds:
                 for num_chunks in mixed_sizes:
                     recorded.mixed.warm_up(self._model, num_chunks)

@@ -127,11 +127,11 @@ async def read_body(request: Request, limits: BodyLimits, account: BodyAccount |
     except TimeoutError:
         raise _too_slow() from None
     if scan.num_bytes > FEW_BYTES:
-        await _look_up(request)
+        await look_up(request)
     return b"".join(parts)
 
 
-async def _look_up(request: Request) -> None:
+async def look_up(request: Request) -> None:
     """Raise ClientDisconnect if the client has left meanwhile: one turn of the event loop shows it, and what follows costs more
     than that turn."""
     await asyncio.sleep(0)

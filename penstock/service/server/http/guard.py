@@ -3,12 +3,10 @@
 Decides on what the HTTP parser has read and on the path routes are matched by, never on a second reading of the URL.
 """
 
-import asyncio
 import logging
 import re
 import secrets
 import time
-from collections import deque
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
@@ -20,20 +18,19 @@ from starlette.requests import ClientDisconnect
 from penstock.config import ServerConfig
 from penstock.errors import PenstockError
 from penstock.service import marks
-from penstock.service.edge.access import HEALTH_PATHS, ROUTER, Access, ApiKeys
+from penstock.service.edge.access import HEALTH_PATHS, ROUTER, Access, ApiKeys, key_of
 from penstock.service.edge.frames import SOCKET_PATHS
 from penstock.service.edge.headers import HeaderTally
 from penstock.service.edge.refusal import Refusal
-from penstock.service.edge.stamp import TRUST_HEADER, read_stamp
+from penstock.service.edge.stamp import TRUST_HEADER, RelayStamp, read_stamp
 from penstock.service.server.dialect import Dialect
 from penstock.service.server.http.answer import Json
 from penstock.service.server.http.connection import KEY, ServerExchange, exchange_of
 from penstock.service.server.http.faults import ApiError, ErrorKind, error_of, failed, log_fault
+from penstock.service.server.http.large import TENANT, BurstGate
 from penstock.service.server.websocket.session import SocketSession, refuse
 
 LOGGER = logging.getLogger(__name__)
-MAX_BEGUN = 4
-"""Requests that begin in one turn: half a millisecond, or ten with texts as long as are tokenized on the loop."""
 _ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 KINDS = {
     401: ErrorKind.AUTHENTICATION,
@@ -50,37 +47,6 @@ DialectOf = Callable[[str, bool], Dialect]
 """The dialect of a path, given whether the client speaks of an Anthropic version."""
 OnEnd = Callable[[Scope, int, float], None]
 """Told of every request that is over: its status, 0 if it had no answer, and when it began."""
-
-
-class BurstGate:
-    """A burst of requests begins over several turns of the event loop, in order, so that nobody else waits for all of it."""
-
-    def __init__(self, most: int = MAX_BEGUN) -> None:
-        self._most = most
-        self._num_begun = 0
-        self._waiting: deque[asyncio.Future[None]] = deque()
-
-    async def take(self) -> None:
-        """Return in this turn if fewer than `most` have begun in it, else in one of the next."""
-        loop = asyncio.get_running_loop()
-        if not self._num_begun:
-            loop.call_soon(self._renew)
-        if self._num_begun < self._most:
-            self._num_begun += 1
-            return
-        waiter = loop.create_future()
-        self._waiting.append(waiter)
-        await waiter
-
-    def _renew(self) -> None:
-        self._num_begun = 0
-        while self._waiting and self._num_begun < self._most:
-            waiter = self._waiting.popleft()
-            if not waiter.done():  # else given up
-                waiter.set_result(None)
-                self._num_begun += 1
-        if self._num_begun:
-            asyncio.get_running_loop().call_soon(self._renew)
 
 
 class Guard:
@@ -106,9 +72,9 @@ class Guard:
             await self._app(scope, receive, send)
             return
         start_s = time.monotonic()
-        if scope["path"] not in HEALTH_PATHS:
-            await self._burst.take()
         headers = dict(reversed(scope["headers"]))  # of repeated ones the first counts
+        if scope["path"] not in HEALTH_PATHS:
+            await self._burst.take(self._lane(headers))
         request_id = _request_id(headers)
         scope["app"] = self
         dialect = self._dialect_of(scope["path"], b"anthropic-version" in headers)
@@ -155,6 +121,16 @@ class Guard:
             self._on_end(scope, status, start_s)
             _let_go(exchange)
 
+    def _lane(self, headers: dict[bytes, bytes]) -> str:
+        """Whose turn a request takes: its tenant's, before anything of it is checked. Strangers share one."""
+        tenant = self._access.keys.tenant_of(key_of(headers)) or ""
+        return self._stamped(tenant, read_stamp(headers.get(marks.RELAY_HEADER, b"")))
+
+    def _stamped(self, tenant: str, stamp: RelayStamp | None) -> str:
+        """For whom a router asks, where its stamp is believed."""
+        is_believed = stamp is not None and stamp.tenant and (tenant == ROUTER or not self._access.keys)
+        return f"{tenant}/{stamp.tenant}" if stamp is not None and is_believed else tenant
+
     async def _talk(self, scope: Scope, receive: Any, send: Any) -> None:
         """A WebSocket: opened to whoever might send a request here, which each of its frames then is."""
         try:
@@ -178,10 +154,10 @@ class Guard:
         self._access.check(method, headers)
         tenant = self._access.tenant(method, path, headers)
         stamp = read_stamp(headers.get(marks.RELAY_HEADER, b""))
-        if stamp is not None and (tenant == ROUTER or not self._access.keys):
-            tenant = f"{tenant}/{stamp.tenant}" if stamp.tenant else tenant
+        if tenant == ROUTER or not self._access.keys:
             exchange.stamp = stamp
-        exchange.tenant = tenant
+        exchange.tenant = tenant = self._stamped(tenant, stamp)
+        TENANT.set(tenant)
         exchange.is_admin = ApiKeys.is_admin(tenant)
 
 

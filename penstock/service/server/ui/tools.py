@@ -8,6 +8,7 @@ answer begins at once.
 import asyncio
 import contextlib
 import json
+import os
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
@@ -152,9 +153,17 @@ class Tools:
 
 
 async def _start() -> asyncio.subprocess.Process:
+    """In a process group of its own: should the server be killed while the process pauses, the system wakes the orphan and
+    hangs it up, however early in its life that is."""
     pipe = asyncio.subprocess.PIPE
     return await asyncio.create_subprocess_exec(
-        *WORKER, stdin=pipe, stdout=pipe, stderr=asyncio.subprocess.DEVNULL, limit=MAX_LINE_BYTES
+        *WORKER,
+        str(os.getpid()),
+        stdin=pipe,
+        stdout=pipe,
+        stderr=asyncio.subprocess.DEVNULL,
+        limit=MAX_LINE_BYTES,
+        process_group=0,
     )
 
 
