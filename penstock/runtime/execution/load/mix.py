@@ -23,8 +23,8 @@ def read_mix(adapter: str, spec: ModelSpec, max_rank: int, shard: ModelShard | N
     if scales == [1.0]:
         return read[0]
     for one in read:
-        lows = [change for parts in one.changes.values() for change in parts if change is not None]
-        if one.tables or one.experts or any(change.scales is not None for change in lows):
+        thin = [change for parts in one.changes.values() for change in parts if change is not None]
+        if one.tables or one.experts or any(change.scales is not None for change in thin):
             raise ModelFileError(
                 f"the adapter {one.path} is a DoRA or brings experts or whole matrices: ask for it alone and unscaled"
             )
