@@ -17,7 +17,7 @@ from penstock.runtime.ops.op import operation
 
 RANK_STEP = 16
 """Ranks are rounded up to a multiple, with zeros."""
-TILES = ((512, 16),)
+TILES = ((256, 8), (512, 16))
 """Up to so many tokens, tiles of so many."""
 MOST_TILE = 64
 MOST_PARTS = 3

@@ -43,7 +43,7 @@ class LoraCut(NamedTuple):
 
     block: int = 256
     """Inputs a program reads at a time."""
-    splits: int = 8
+    splits: int = 4
     """Most programs that share a tile's inputs: with few tokens there are few tiles, and one program would take long."""
     shrink_warps: int = 4
     stages: int = 2
@@ -52,8 +52,6 @@ class LoraCut(NamedTuple):
     expand_warps: int = 4
     gated_rows: int = 128
     gated_warps: int = 4
-    is_early: bool = True
-    """Expanding begins while shrinking goes on."""
     is_aside: bool = True
     """Shrinking goes on beside the product, on a stream of its own."""
     is_summed: bool = True
@@ -129,12 +127,11 @@ def _add_up(
 def _shrink(
     x, tokens, slots, told, counts, numbers, out, sums, num_tiles, room, stride,
     COLUMNS: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr, PAD: tl.constexpr, SPLITS: tl.constexpr,
-    TILE: tl.constexpr, BLOCK: tl.constexpr, RANKS: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr,
-    SUMMED: tl.constexpr, CHAINS: tl.constexpr,
+    TILE: tl.constexpr, BLOCK: tl.constexpr, RANKS: tl.constexpr, STAGES: tl.constexpr, SUMMED: tl.constexpr,
+    CHAINS: tl.constexpr,
 ):  # fmt: skip
     """WIDTH is the room for a part's ranks, RANKS how many are computed together, PAD those of all parts."""
-    if EARLY:
-        release_next(CHAINS)
+    release_next(CHAINS)
     split = tl.program_id(0)
     tile = tl.program_id(1)
     lanes = tl.arange(0, TILE)
@@ -328,7 +325,7 @@ def shrink(
         x, *tiles[:2], told, tiles.counts, bank.numbers, out, out if sums is None else sums, num_tiles,
         bank.numbers.stride(0), told.stride(0),
         x.shape[1], bank.most_rank, num_parts, RANK_STEP * triton.next_power_of_2(num_parts), splits, tile,
-        block, RANK_STEP, CUT.stages, CUT.is_early, sums is not None, **how, num_warps=CUT.shrink_warps,
+        block, RANK_STEP, CUT.stages, sums is not None, **how, num_warps=CUT.shrink_warps,
     )  # fmt: skip
     return out if sums is None else sums
 
