@@ -93,10 +93,11 @@ def pack(
         first += outputs
     with reading_threads() as pool:
         list(pool.map(lambda told: _lay(*told), laying))
+        held = numbers if pinned is None else pinned.hold(numbers, pool)
     if pinned is not None:
         places, factors = places.pin_memory(), None if factors is None else factors.pin_memory()
     rest = replace(adapter, changes={name: parts for name, parts in adapter.changes.items() if name in TABLES})
-    return PreparedAdapter(rest, adapter.rank, numbers if pinned is None else pinned.hold(numbers), places, factors)
+    return PreparedAdapter(rest, adapter.rank, held, places, factors)
 
 
 def _scratch(count: int, dtype: torch.dtype) -> Tensor:
