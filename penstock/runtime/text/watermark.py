@@ -101,7 +101,7 @@ def _fast_length(least: int) -> int:
     """Not less than that, and of small factors: transforms of such lengths are fast."""
     powers = range(least.bit_length() + 1)
     return min(
-        n for two in powers for three in powers for five in powers if (n := 2**two * 3**three * 5**five) >= least
+        int(n) for two in powers for three in powers for five in powers if (n := 2**two * 3**three * 5**five) >= least
     )
 
 
