@@ -34,7 +34,7 @@ class CopiedTensors:
         self._first, self._bytes = first, torch.empty(size, dtype=torch.uint8)
         self._kind = PLAIN[tensors[0].dtype]
         source = (ctypes.c_uint8 * size).from_address(first)  # the tensors hold the mapping meanwhile
-        self._source = np.frombuffer(source, dtype=np.uint8)
+        self._source = np.ctypeslib.as_array(source)
         self.are_finite = all(list(pool.map(self._copy, range(0, size, PIECE_BYTES))))
         del self._source
 
