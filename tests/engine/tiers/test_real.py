@@ -119,10 +119,8 @@ for number, prompt in enumerate(many(int(sys.argv[4]))):
 """
 
 
-@pytest.mark.parametrize(
-    ("model", "host", "num_tokens"),
-    [("tiny", "64KiB", 250), pytest.param("default", "2MiB", 4000, marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("model", "host", "num_tokens"), [("tiny", "64KiB", 250), ("default", "2MiB", 4000)])
 def test_two_hundred_prompts_with_every_tier_over_a_kill_and_with_damage(
     tmp_path: Path, model: str, host: str, num_tokens: int
 ) -> None:
