@@ -1,7 +1,7 @@
 # Two commands: `make serve` and `make test`. Both make their own environment in .venv on the first run.
 PYTHON ?= python3
 BIN := .venv/bin
-PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet --no-compile -c constraints.txt
 
 WORKERS ?= 2
 unexport PYTHONDONTWRITEBYTECODE  # modules are compiled once, not at every start of a server that is tested
@@ -36,7 +36,7 @@ web: $(WEB)  ## build the web app, where npm is at hand
 $(WEB): $(WEB_SOURCES)
 	@if ! command -v npm >/dev/null; then \
 	  echo "npm is not here: the web app at / is not built (Node 20.19 or newer brings it); everything else works"; \
-	else echo "Building the web app ..."; cd web && { npm ci $(NPM) >/dev/null 2>&1 || npm install --no-save $(NPM) >/dev/null; } && npm run --silent build \
+	else echo "Building the web app ..."; cd web && { npm ci $(NPM) >/dev/null 2>&1 || npm install --no-save $(NPM) >/dev/null; } && npm run --silent bundle \
 	  || echo "The web app could not be built, so / has none; everything else works"; fi
 
 web-check: web  ## lint and types of the web app
@@ -55,7 +55,7 @@ mutants: .venv/.installed-dev  ## do the tests notice broken code in the heart?
 
 # Three things at once: what Penstock needs, its CPU kernels (compiled where there is a C++ compiler), and the web app.
 .venv/.installed: pyproject.toml constraints.txt setup.py
-	@echo "Setting up .venv: about two minutes, once"
+	@echo "Setting up .venv: about a minute and the downloads, once"
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@date +%s > .venv/.started && $(PIP) 'setuptools>=77' wheel
 	@$(MAKE) --no-print-directory -j3 .venv/.needs .venv/.kernels web

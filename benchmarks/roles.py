@@ -1,9 +1,10 @@
 """Prompts apart from answers: one engine, and a prefill and a decode process on the same device, under the same loads.
 
-    python -m benchmarks.roles [--model dummy:llama-3.1-8b] [--seconds 12] [--json FILE] -- FLAGS
+    python -m benchmarks.roles [--model dummy:llama-3.1-8b] [--seconds 12] [--modes always,auto,never] [--json FILE] -- FLAGS
 
 Some users stream answers to short prompts all the time; long prompts arrive beside them. What counts is the time from token to
-token of the streams, and the time to the first token of the long prompts. Flags behind `--` go to every `penstock serve`.
+token of the streams, and the time to the first token of the long prompts. Mode `apart` is the bound of any hand-over: streams
+ask the one process, long prompts the other, and nothing is moved. Flags behind `--` go to every `penstock serve`.
 """
 
 import argparse
@@ -17,19 +18,26 @@ import secrets
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.online import START_LIMIT_S, VOCABULARY, free_port, quantile
 
-NUM_ANSWER = 96
+ANSWER_LIMIT_S = 60.0
+BEGUN_S = time.perf_counter()
 KEY = secrets.token_urlsafe(18)
 ENVIRONMENT = {**os.environ, "PENSTOCK_REPLICA_KEY": KEY}
+
+
+def say(*words: object) -> None:
+    """With the seconds since the start: what takes long is seen while it does."""
+    print(f"{time.perf_counter() - BEGUN_S:6.1f} s ", *words, flush=True)
 
 
 @dataclass(frozen=True)
@@ -39,6 +47,7 @@ class Mix:
     users: int
     rate: float
     num_tokens: int
+    num_answer: int = 96
 
 
 @dataclass
@@ -50,7 +59,14 @@ class Seen:
 
 
 async def ask(port: int, num_prompt: int, num_answer: int, numbers: random.Random) -> list[float]:
-    """When each part of a streamed answer came, the sending first; empty if it failed."""
+    """When each part of a streamed answer came, the sending first; empty if it failed or took too long."""
+    try:
+        return await asyncio.wait_for(_ask(port, num_prompt, num_answer, numbers), ANSWER_LIMIT_S)
+    except TimeoutError:
+        return []
+
+
+async def _ask(port: int, num_prompt: int, num_answer: int, numbers: random.Random) -> list[float]:
     body = {"model": "default", "prompt": [numbers.choice(VOCABULARY) for _ in range(num_prompt)], "stream": True}
     content = json.dumps(body | {"max_tokens": num_answer, "temperature": 0, "ignore_eos": True}).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: {len(content)}\r\n"
@@ -68,20 +84,20 @@ async def ask(port: int, num_prompt: int, num_answer: int, numbers: random.Rando
     return times if len(times) > 1 else []
 
 
-async def run(mix: Mix, port: int, seconds: float, seed: int) -> Seen:
+async def run(mix: Mix, port: int, seconds: float, seed: int, long_port: int | None = None) -> Seen:
     numbers, seen = random.Random(seed), Seen()
     end_s = time.perf_counter() + seconds
 
     async def stream() -> None:
         while time.perf_counter() < end_s:
-            times = await ask(port, 64, NUM_ANSWER, numbers)
+            times = await ask(port, 64, mix.num_answer, numbers)
             gaps = [late - early for early, late in itertools.pairwise(times[1:])]
             seen.num_failed += not gaps
             seen.gaps_s += gaps
-            seen.tpots_s += [sum(gaps) / (NUM_ANSWER - 1)] if gaps else []
+            seen.tpots_s += [sum(gaps) / (mix.num_answer - 1)] if gaps else []
 
     async def long() -> None:
-        times = await ask(port, mix.num_tokens, 4, numbers)
+        times = await ask(long_port or port, mix.num_tokens, 4, numbers)
         seen.num_failed += not times
         seen.ttfts_s += [times[1] - times[0]] if times else []
 
@@ -110,25 +126,34 @@ def told(seen: Seen) -> dict[str, float]:
 
 
 @contextmanager
-def begun(*words: str) -> Iterator[None]:
-    process = subprocess.Popen([sys.executable, "-m", "penstock", *words], env=ENVIRONMENT, start_new_session=True)
-    try:
-        yield
-    finally:
-        os.killpg(process.pid, signal.SIGTERM)
-        process.wait(60)
+def begun(*words: str, log: Path, core: str = "") -> Iterator[None]:
+    """A command of penstock, until the end, on its own core if one is named; what it says goes to a file."""
+    with log.open("wb") as file:
+        command = [*(("taskset", "-c", core) if core else ()), sys.executable, "-m", "penstock", *words]
+        process = subprocess.Popen(command, env=ENVIRONMENT, start_new_session=True, stdout=file, stderr=file)
+        try:
+            yield
+        except SystemExit:
+            say(*words, "said last:\n", log.read_text(errors="replace")[-1500:])
+            raise
+        finally:
+            os.killpg(process.pid, signal.SIGTERM)
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 def fetched(port: int, path: str) -> str:
     request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", headers={"authorization": f"Bearer {KEY}"})
-    with urllib.request.urlopen(request, timeout=30) as answer:
+    with urllib.request.urlopen(request, timeout=5) as answer:
         return str(answer.read().decode())
 
 
 def until(port: int, path: str, words: str, count: int = 1) -> None:
     end_s = time.perf_counter() + START_LIMIT_S
     while time.perf_counter() < end_s:
-        try:
+        try:  # a server that starts may take a connection and say nothing
             if fetched(port, path).count(words) >= count:
                 return
         except OSError:
@@ -137,17 +162,19 @@ def until(port: int, path: str, words: str, count: int = 1) -> None:
     sys.exit(f"no {words} at {path} after {START_LIMIT_S:.0f} s")
 
 
-def measured(name: str, port: int, mixes: list[Mix], seconds: float, router: int | None = None) -> list[dict[str, Any]]:
-    asyncio.run(run(Mix(2, 1.0, mixes[0].num_tokens), port, 2.0, 0))  # whatever is made when it is first needed
+def measured(
+    name: str, port: int, mixes: list[Mix], seconds: float, router: int | None = None, long_port: int | None = None
+) -> list[dict[str, Any]]:
+    asyncio.run(run(Mix(2, 1.0, mixes[0].num_tokens, 8), port, 2.0, 0))  # whatever is made when it is first needed
     rows = []
     for number, mix in enumerate(mixes):
-        found = told(asyncio.run(run(mix, port, seconds, number + 1)))
+        found = told(asyncio.run(run(mix, port, seconds, number + 1, long_port)))
         row: dict[str, Any] = {"how": name, "users": mix.users, "rate": mix.rate, "tokens": mix.num_tokens, **found}
-        print(*(f"{key} {value}" for key, value in row.items()), sep="  ", flush=True)
+        say(*(f"{key} {value} " for key, value in row.items()))
         rows.append(row)
     if router is not None:
         for line in re.findall(r"^penstock_router_handover\S*\{.*$", fetched(router, "/metrics"), re.MULTILINE):
-            print("   ", line, flush=True)
+            say("   ", line)
     return rows
 
 
@@ -156,26 +183,43 @@ def main() -> None:
     parser.add_argument("--model", default="dummy:llama-3.1-8b")
     parser.add_argument("--seconds", type=float, default=12.0)
     parser.add_argument("--mixes", default="16:1:4000,32:2:2000", help="users:long prompts a second:tokens, several")
+    parser.add_argument("--modes", default="always,auto,never", help="of the router, or apart")
+    parser.add_argument("--cores", default="", help="of the prefill and of the decode process, such as 0,1")
+    parser.add_argument("--answer", type=int, default=96, help="tokens of a stream's answer")
+    parser.add_argument("--one-by-one", action="store_true", help="start servers one after another")
     parser.add_argument("--json", type=Path)
     parser.add_argument("flags", nargs="*")
     arguments = parser.parse_args()
-    mixes = [Mix(int(one[0]), float(one[1]), int(one[2])) for one in (m.split(":") for m in arguments.mixes.split(","))]
+    mixes = [
+        Mix(int(one[0]), float(one[1]), int(one[2]), arguments.answer)
+        for one in (m.split(":") for m in arguments.mixes.split(","))
+    ]
     rows: list[dict[str, Any]] = []
     ports = [free_port() for _ in range(4)]
-    with begun("serve", arguments.model, "--port", str(ports[0]), *arguments.flags):
-        until(ports[0], "/readyz", '"ready"')
-        rows += measured("one engine", ports[0], mixes, arguments.seconds)
     replica = ("serve", arguments.model, *arguments.flags, "--port")
-    with begun(*replica, str(ports[1]), "--role", "prefill"), begun(*replica, str(ports[2]), "--role", "decode"):
-        for port in ports[1:3]:
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-roles-")))
+        for port, role, core in zip(ports, ("", "prefill", "decode"), ("", *arguments.cores.split(","), "", "")):
+            words = ("--role", role) if role else ()
+            stack.enter_context(begun(*replica, str(port), *words, log=folder / f"{role or 'one'}.log", core=core))
+            if arguments.one_by_one:
+                until(port, "/readyz", '"ready"')
+        for port in ports[:3]:
             until(port, "/readyz", '"ready"')
+            say("ready", port)
+        rows += measured("one engine", ports[0], mixes, arguments.seconds)
         urls = [f"--replica=http://127.0.0.1:{port}" for port in ports[1:3]]
-        for mode in ("always", "auto", "never"):
-            with begun("route", *urls, "--port", str(ports[3]), f"--handover={mode}", "--policy=prefix-reported"):
+        for mode in arguments.modes.split(","):
+            if mode == "apart":
+                rows += measured("no hand-over", ports[2], mixes, arguments.seconds, long_port=ports[1])
+                continue
+            words = ("route", *urls, "--port", str(ports[3]), f"--handover={mode}", "--policy=prefix-reported")
+            with begun(*words, log=folder / f"router-{mode}.log"):
                 until(ports[3], "/router/replicas", '"role":"', 2)
                 rows += measured(f"1P1D {mode}", ports[3], mixes, arguments.seconds, ports[3])
         for line in re.findall(r"^penstock_kv_transfer\S* .*$", fetched(ports[2], "/metrics"), re.MULTILINE):
-            print("   ", line, flush=True)
+            if not line.endswith(" 0"):
+                say("   ", line)
     if arguments.json:
         arguments.json.write_text(json.dumps(rows, indent=2))
 

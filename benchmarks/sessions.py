@@ -2,6 +2,8 @@
 
 import random
 import time
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +22,8 @@ class Turns:
     num_prompt: int = 0
     num_output: int = 0
     num_cached: int = 0
+    misses: Counter[str] = field(default_factory=Counter)
+    """Why tiers gave no more of a prompt, by turns."""
     answers: dict[tuple[int, int], list[int]] = field(default_factory=dict)
     """By user and turn."""
 
@@ -34,6 +38,7 @@ class Turns:
             "output_tokens_per_s": round(self.num_output / self.wall_s, 1),
             "prompt_tokens": self.num_prompt,
             "cached_fraction": round(self.num_cached / max(self.num_prompt, 1), 3),
+            "misses": dict(self.misses),
         }
 
 
@@ -62,8 +67,10 @@ def converse(
     shared: int = 0,
     seed: int = 1,
     first_id: int = 1,
+    on_turn: Callable[[int], None] = lambda count: None,
 ) -> Turns:
-    """All users take their first turn before anybody takes a second; up to `at_once` of them wait for an answer at a time."""
+    """All users take their first turn before anybody takes a second; up to `at_once` of them wait for an answer at a time.
+    `on_turn` is told how many turns are over."""
     numbers = random.Random(seed)
     beginning = tokens(numbers, shared)
     queue = [User(number, beginning + tokens(numbers, first)) for number in range(users)]
@@ -90,10 +97,14 @@ def converse(
             if delta.token_ids and not user.answer:
                 told.ttft_s.append(time.perf_counter() - user.asked_s)
             user.answer.extend(delta.token_ids)
-            told.num_cached += delta.prefix.num_tokens if delta.prefix is not None else 0
+            if delta.prefix is not None:
+                told.num_cached += delta.prefix.num_tokens
+                if delta.prefix.tier_miss:
+                    told.misses[delta.prefix.tier_miss] += 1
             if delta.finish is not None:
                 del running[delta.request_id]
                 told.answers[user.number, user.num_turns] = user.answer
+                on_turn(len(told.answers))
                 told.num_output += len(user.answer)
                 user.num_turns += 1
                 user.said = user.said + user.answer + tokens(numbers, more)

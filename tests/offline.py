@@ -29,7 +29,7 @@ def prompts(count: int, vocab_size: int = 96) -> list[tuple[int, ...]]:
     return [tuple(source.randrange(vocab_size) for _ in range(source.randrange(1, 40))) for _ in range(count)]
 
 
-def write_chat_model(path: Path) -> Path:
+def write_chat_model(path: Path, seed: int = 11) -> Path:
     """A llama of random numbers over a vocabulary of bytes, with a chat template."""
     words = byte_level_metadata()
     tokens: Any = words["tokenizer.ggml.tokens"]
@@ -51,7 +51,7 @@ def write_chat_model(path: Path) -> Path:
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     writer.add_chat_template(CHATML)
-    numbers = np.random.default_rng(11)
+    numbers = np.random.default_rng(seed)
     for name, shape in _shapes(len(tokens)).items():
         values = np.ones(shape) if name.endswith("norm.weight") else numbers.normal(0, shape[-1] ** -0.5, shape)
         writer.add_tensor(name, values.astype(np.float32))

@@ -2,8 +2,8 @@
 
     python -m benchmarks.gateway.trial --requests 1000 --spenders 64
 
-Sixty-four spenders of two tenants ask in every dialect, streamed and whole. Every few seconds a server is killed and started
-again, another is stopped for a while and goes on as if nothing had been (it hangs), and a fourth replica, which says that it is
+Sixty-four spenders of two tenants ask in every dialect, streamed and whole. Every ten seconds a server is killed and started
+again, and another is stopped for six and goes on as if nothing had been (it hangs); a fourth replica, which says that it is
 ready and serves the model, answers with rubbish all the time (it lies). The database is stopped in mid-load and comes back.
 Then it is counted: requests without an answer (lost), answers that are not the oracle's (wrong), dollars beyond the budget
 (overspent), answered requests without a record of their usage (unrecorded). Each must be 0.
@@ -23,6 +23,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -82,15 +83,16 @@ class Fleet:
             self.urls.append(f"http://127.0.0.1:{port}")
 
     def kill(self, number: int) -> None:
-        os.kill(self.servers[number].pid, signal.SIGKILL)
+        self.servers[number].kill()
         self.servers[number].wait()
         self.servers[number] = self._serve(number)
 
     def hang(self, number: int, seconds: float) -> None:
-        """It neither answers nor closes anything."""
-        os.kill(self.servers[number].pid, signal.SIGSTOP)
+        """It neither answers nor closes anything; it may be killed meanwhile."""
+        hung = self.servers[number]
+        hung.send_signal(signal.SIGSTOP)
         time.sleep(seconds)
-        os.kill(self.servers[number].pid, signal.SIGCONT)
+        hung.send_signal(signal.SIGCONT)
 
     def num_lies(self) -> int:
         self.liar.terminate()
@@ -183,7 +185,7 @@ class Trial:
 def said(path: str, text: str, is_stream: bool) -> str:
     """The words of an answer, of whatever dialect."""
     if path == "/api/chat":
-        return "".join(json.loads(line)["message"]["content"] for line in text.splitlines() if line.strip())
+        return "".join(json.loads(line)["message"]["content"] for line in text.split("\n") if line)
     if not is_stream:
         value = json.loads(text)
         if path == "/v1/messages":
@@ -210,18 +212,19 @@ async def run(trial: Trial, database: Postgres, options: argparse.Namespace) -> 
             await trial.ask(http, number)
             await asyncio.sleep(options.pause_s)
 
-    async def killer() -> None:
-        for number in itertools.cycle(range(3)):
-            await asyncio.sleep(options.kill_s)
+    async def again(name: str, first_s: float, harm: Callable[[int], None], turn: int) -> None:
+        """A harm every ten seconds, to one server after the other."""
+        await asyncio.sleep(first_s)
+        for number in itertools.count(turn):
             if done.is_set():
                 return
-            await asyncio.to_thread(trial.fleet.kill, number)
-            trial.counts["servers killed"] += 1
-            await asyncio.sleep(options.kill_s)
-            if done.is_set():
-                return
-            await asyncio.to_thread(trial.fleet.hang, (number + 1) % 3, options.hang_s)
-            trial.counts["servers hung"] += 1
+            began_s = time.monotonic()
+            await asyncio.to_thread(harm, number % 3)
+            trial.counts[name] += 1
+            await asyncio.sleep(options.kill_s - (time.monotonic() - began_s))
+
+    def hang(number: int) -> None:
+        trial.fleet.hang(number, options.hang_s)
 
     async def outage() -> None:
         while len(trial.answered) < options.requests // 4:
@@ -231,12 +234,14 @@ async def run(trial: Trial, database: Postgres, options: argparse.Namespace) -> 
         await asyncio.to_thread(database.start)
         trial.counts["database outages"] += 1
 
-    killing, away = asyncio.create_task(killer()), asyncio.create_task(outage())
+    killing = asyncio.create_task(again("servers killed", options.kill_s, trial.fleet.kill, 0))
+    hanging = asyncio.create_task(again("servers hung", options.kill_s / 2, hang, 1))
+    away = asyncio.create_task(outage())
     limits = httpx.Limits(max_connections=options.spenders, max_keepalive_connections=options.spenders)
     async with httpx.AsyncClient(timeout=120.0, verify=False, limits=limits) as http:
         await asyncio.gather(*(spender(http) for _ in range(options.spenders)))
         done.set()
-        await asyncio.gather(killing, away, return_exceptions=True)
+        await asyncio.gather(killing, hanging, away, return_exceptions=True)
 
 
 def judged(trial: Trial, rules: Path) -> dict[str, Any]:
@@ -293,7 +298,7 @@ def main() -> int:
     parser.add_argument("--hang-s", type=float, default=6.0)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--outage-s", type=float, default=6.0)
-    parser.add_argument("--pause-s", type=float, default=3.0)
+    parser.add_argument("--pause-s", type=float, default=5.0)
     parser.add_argument("--budget-usd", type=float, default=BUDGET_USD)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()

@@ -3,8 +3,10 @@
     python -m benchmarks.gpu.adapters [--model dummy:llama-3.1-8b] [--rank 16] [--turns 4] [--folder /dev/shm]
 
 Weights are made up, adapters too. Figures are shares of the base's tokens a second: `plain` of an engine without adapters,
-`base` of base-only traffic on the engine that serves them. Then adapters that lie in files alone are asked for beside running
-generations: how much later their first token comes than that of one on the device, and by how much other steps are late.
+`base` of base-only traffic on the engine that serves them. Then adapters that lie in files alone, and with them some that do
+not, are asked for beside running generations, some far more often than others: how much later the first token of one that is
+read comes than that of one on the device, and by how much other steps are late. Kernels that are compiled once the engine is
+warmed up are named: each is a step that somebody waited for.
 """
 
 import argparse
@@ -17,13 +19,17 @@ import time
 from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 
 from benchmarks.cpu.adapters import write
+from benchmarks.gpu.tune_lora import choose
 from penstock import SamplingParams
 from penstock.assembly.engine import load, make_engine, size
 from penstock.config import configure
+from penstock.runtime.core.batch import Delta
 from penstock.runtime.core.request import Request
 from penstock.runtime.engine.engine import Engine
 from penstock.runtime.models.spec import ModelSpec
@@ -81,13 +87,14 @@ class Beside:
         self.engine = engine
         self.quiet_s: list[float] = []
         self.loading_s: list[float] = []
+        self.running: set[int] = set()
 
     def first_token_s(self, adapter: str) -> float:
         asked = request(next(NUMBERS), 1, adapter)
         begin_s = last_s = time.perf_counter()
         self.engine.submit(asked)
         while True:
-            deltas = self.engine.step()
+            deltas = self.step()
             now_s = time.perf_counter()
             self.loading_s.append(now_s - last_s)
             last_s = now_s
@@ -97,30 +104,55 @@ class Beside:
     def rest(self, steps: int) -> None:
         for _ in range(steps):
             begin_s = time.perf_counter()
-            self.engine.step()
+            self.step()
             self.quiet_s.append(time.perf_counter() - begin_s)
 
+    def step(self) -> Sequence[Delta]:
+        """Where a generation of the base has ended, another begins."""
+        deltas = self.engine.step()
+        for delta in deltas:
+            if delta.finish is not None and delta.request_id in self.running:
+                self.running.remove(delta.request_id)
+                self.begin()
+        return deltas
 
-def cold(engine: Engine, paths: Sequence[str], warm: str) -> None:
-    for number in range(BESIDE):
-        engine.submit(request(number, 4 * TOKENS))
+    def begin(self) -> None:
+        asked = request(next(NUMBERS), 400 + 3 * len(self.running))
+        self.running.add(asked.request_id)
+        self.engine.submit(asked)
+
+
+def cold(engine: Engine, paths: Sequence[str], warm: str, count: int) -> None:
+    """The n-th adapter is asked for 1 / n as often as the first."""
+    gate = engine.adapters
+    assert gate is not None
     beside = Beside(engine)
+    for _ in range(BESIDE):
+        beside.begin()
     beside.rest(20)
     beside.first_token_s(warm)
     beside.loading_s.clear()
-    colds, warms = [], []
-    for path in paths:
-        beside.rest(6)
-        colds.append(beside.first_token_s(path) * 1e3)
-        loading, beside.loading_s = beside.loading_s, []
-        beside.rest(6)
-        warms.append(beside.first_token_s(warm) * 1e3)
-        beside.loading_s = loading
+    colds, warms, loading_s = [], [], []
+    chances = 1 / np.arange(1, len(paths) + 1)
+    drawn = np.random.default_rng(0).choice(len(paths), count, p=chances / chances.sum())
+    for path in (paths[number] for number in drawn):
+        beside.rest(2)
+        num_read = gate.counts.num_read
+        took_ms = beside.first_token_s(path) * 1e3
+        if gate.counts.num_read > num_read:
+            colds.append(took_ms)
+            loading_s += beside.loading_s
+        else:
+            warms.append(took_ms)
+        beside.loading_s = []
+    for number in beside.running:
+        engine.cancel(number)
     finish(engine)
     usual = statistics.median(beside.quiet_s) * 1e3
     extra = sorted(each - statistics.median(warms) for each in colds)
-    late = sorted(each * 1e3 - usual for each in beside.loading_s)
+    late = sorted(each * 1e3 - usual for each in loading_s)
     print(
+        f"{count} requests over {len(paths)} adapters, {len(colds)} read, {gate.counts.num_evicted} taken from the device\n"
         f"a cold adapter's first token comes {statistics.median(extra):.1f} ms later, p95 {extra[-1 - len(extra) // 20]:.1f} "
         f"(on the device: {statistics.median(warms):.1f} ms)\n"
         f"steps beside it: {usual:.2f} ms usually, p95 {late[-1 - len(late) // 20]:.2f} later, at most {late[-1]:.2f} later "
@@ -129,14 +161,30 @@ def cold(engine: Engine, paths: Sequence[str], warm: str) -> None:
     )
 
 
+def watch_compiling() -> list[str]:
+    """Names of kernels that are compiled in this process from now on."""
+    from triton import knobs
+
+    found: list[str] = []
+
+    def note(*, fn: Any, **rest: object) -> None:
+        found.append(fn.name)
+
+    knobs.runtime.jit_post_compile_hook = note
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="dummy:llama-3.1-8b")
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--turns", type=int, default=4)
-    parser.add_argument("--cold", type=int, default=16)
+    parser.add_argument("--cold", type=int, default=100, help="adapters that lie in files alone")
+    parser.add_argument("--asked", type=int, default=160, help="requests for these")
     parser.add_argument("--folder", default=None)
+    parser.add_argument("--cut", default="as it is", help="of benchmarks.gpu.tune_lora")
     asked = parser.parse_args()
+    choose(asked.cut)
     options = {
         "model": asked.model,
         "max_context": 1024,
@@ -148,7 +196,7 @@ def main() -> None:
     begin_s = time.perf_counter()
     loaded = load(config)
     engine = make_engine(config, loaded, size(config, loaded))
-    plain = [timed(engine, [""] * STREAMS) for _ in range(asked.turns + 2)][2:]
+    plain = [timed(engine, [""] * STREAMS) for _ in range(asked.turns + 1)][1:]
     print(f"plain {rate(plain):,.0f} tok/s ({time.perf_counter() - begin_s:.0f} s)", flush=True)
     del engine
     gc.collect()
@@ -162,14 +210,18 @@ def main() -> None:
         begin_s = time.perf_counter()
         engine = make_engine(config, loaded, size(config, loaded), warms_up=True)
         print(f"engine with adapters, warmed up: {time.perf_counter() - begin_s:.0f} s", flush=True)
+        late = watch_compiling()
         cases = {n: [paths[i % n] for i in range(STREAMS)] for n in COUNTS}
         base: list[float] = []
         shares: dict[int, list[float]] = {n: [] for n in cases}
-        for turn in range(asked.turns + 2):
+        for turn in range(asked.turns + 1):
             alone = timed(engine, [""] * STREAMS)
             found = {n: timed(engine, chosen) for n, chosen in cases.items()}
             print(f"turn {turn}: {alone:.2f} s, {', '.join(f'{one:.2f}' for one in found.values())}", flush=True)
-            if turn > 1:
+            if late:
+                print(f"compiled meanwhile: {', '.join(late)}", flush=True)
+                late.clear()
+            if turn:
                 base.append(alone)
                 for n, seconds in found.items():
                     shares[n].append(alone / seconds)
@@ -180,7 +232,7 @@ def main() -> None:
         for n, found_shares in shares.items():
             print(f"{n} adapters of rank {asked.rank}: {statistics.median(found_shares):.3f} of base", flush=True)
         if asked.cold:
-            cold(engine, paths[max(COUNTS) :], paths[0])
+            cold(engine, paths[max(COUNTS) :], paths[0], asked.asked)
         engine.close()
 
 

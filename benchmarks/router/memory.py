@@ -2,8 +2,9 @@
 
     python -m benchmarks.router.memory --requests 100000 --json FILE
 
-Resident memory is read all the while. A router remembers which prompts it sent where, up to 200,000 blocks, full after
-some 40,000 requests; the slope is that of a straight line through the second half, in MiB a 100,000 requests.
+Resident memory is read all the while. A router remembers which prompts it sent where, up to 200,000 blocks in two halves, full
+after some 40,000 requests; then one half grows and goes after the other, so the peaks of the four quarters say whether anything
+else grows. The slope is that of a straight line through the second half, in MiB a 100,000 requests.
 Servers are canned (`overhead.py --stub`), the client is `wrk`, the gateway has keys, prices and a budget in SQLite.
 """
 
@@ -94,8 +95,15 @@ async def measured(kind: str, options: argparse.Namespace, folder: Path, ports: 
         "first_mib": rows[0][1],
         "last_mib": rows[-1][1],
         "slope_mib_per_100k": round(slope * 1e5, 2),
+        "peaks_mib": [round(max(size for _, size in part), 1) for part in quarters(rows)],
         "curve": [[count, round(size, 1)] for count, size in rows[:: max(len(rows) // 20, 1)]],
     }
+
+
+def quarters(rows: list[tuple[int, float]]) -> list[list[tuple[int, float]]]:
+    """By requests."""
+    total = rows[-1][0] + 1
+    return [[row for row in rows if row[0] * 4 // total == number] or rows[:1] for number in range(4)]
 
 
 async def listening(port: int) -> None:

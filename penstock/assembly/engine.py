@@ -181,11 +181,11 @@ def _load_first(config: EngineConfig, cache: Path | None, progress: Progress | N
     spec = dummy_spec(config.model.model)
     files = None if spec is not None else open_files(config.model.model, cache, progress)
     ranks.check(spec or files.spec)  # type: ignore[union-attr]
-    check_machine(ranks, device, config.parallel.nodes)
+    check_machine(config, device)
     group = RankGroup(config, ranks)
     try:
         group.await_nodes()
-        device = settle(device, *place_on_node(config, 0))
+        device = settle(device, *place_on_node(config, 0), shares_gpu=config.parallel.share_gpu)
         reported = None if progress is None else lambda done, total: progress("load", done, total)
         part = _load_part(config, device, files, ranks.place(0), reported)
         return LoadedModel(part.join(group.join(device)), device, files, group, part.shard)
@@ -221,7 +221,10 @@ def _load_part(
 def run_rank(setup: RankSetup) -> None:
     """The life of a rank that is not the first: it loads its part, joins, and computes what is announced."""
     config, place = setup.config, ranks_of(setup.config).place(setup.rank)
-    device = settle(open_device(config.model.device), *place_on_node(config, place.rank))
+    device = open_device(config.model.device)
+    device = settle(device, *place_on_node(config, place.rank), shares_gpu=config.parallel.share_gpu)
+    if device.torch_device.type == "cuda":
+        _use_tiles(device.name)
     files = None if dummy_spec(config.model.model) is not None else open_files(config.model.model)
     part = _load_part(config, device, files, place)
     world = World(place, setup.rendezvous, device.torch_device)
@@ -245,7 +248,7 @@ def size(config: EngineConfig, loaded: LoadedModel, step_s: float = SERVED_STEP_
 def _size_own(config: EngineConfig, loaded: LoadedModel, step_s: float) -> Sizing:
     spec = loaded.spec
     _, num_here = place_on_node(config, 0)
-    if num_here > 1 and isinstance(loaded.device, CpuDevice):  # they share its memory
+    if num_here > 1 and (isinstance(loaded.device, CpuDevice) or config.parallel.share_gpu):  # they share its memory
         share = config.cache.memory_fraction / num_here
         config = replace(config, cache=replace(config.cache, memory_fraction=share))
     pace = _pace(loaded.device, config, step_s)
@@ -288,11 +291,6 @@ def make_engine(
     if loaded.device.torch_device.type == "cuda":
         check_heads(loaded.spec)
         _use_tiles(loaded.device.name)
-    if sizing.groups.num_states and config.speculation.drafter not in (None, "off"):
-        raise ConfigError(
-            "--speculate needs a cache that can go back to before a wrong guess, and the states of this model cannot; "
-            "leave it out"
-        )
     shape = _shape(config, sizing)
     cache_dtype = CACHE_DTYPES[config.cache.kv]
     scheduler = make_scheduler(config, sizing)

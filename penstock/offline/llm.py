@@ -16,7 +16,7 @@ from penstock.config import EngineConfig, configure
 from penstock.errors import ConfigError, RequestError
 from penstock.offline.completion import Choice, Completion, News, Prompt, Running, Update
 from penstock.runtime.core.batch import Logprob
-from penstock.runtime.core.request import Grammar, Request, SamplingParams
+from penstock.runtime.core.request import Grammar, Request, SamplingParams, mix_of
 from penstock.runtime.engine.engine import Engine
 from penstock.runtime.execution.eager.encoder import TextEncoder
 from penstock.runtime.files import ModelFiles, no_words
@@ -325,10 +325,10 @@ class LLM:
             ends = tuple(sorted(self.files.tokenizer.eos_ids - set(params.stop_token_ids)))
             params = replace(params, stop_token_ids=params.stop_token_ids + ends)
         completion = Completion(prompt, ids, [Choice() for _ in range(params.n)])
-        if adapter and adapter not in self._adapters:
+        path = self._adapters.get(adapter) or (mix_of(adapter, self._adapters) if adapter else "")
+        if path is None:
             known = ", ".join(self._adapters) or "none; name some with LLM(adapters=...)"
             raise RequestError(f"the adapter {adapter[:80]!r} is not known; there are {known}", param="adapter")
-        path = self._adapters.get(adapter, "")
         request = Request(request_id=next(self._numbers), prompt=ids, params=params, adapter=path)
         limits.longest(request)
         rules = rules._replace(stops=StopSet(params.stop), min_tokens=params.min_tokens)

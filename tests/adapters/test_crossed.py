@@ -1,11 +1,13 @@
 """Adapters beside what else an engine does: drafts, kept KV blocks, files that change. Answers stay those of the adapter."""
 
+import itertools
 import shutil
 from pathlib import Path
 
 import pytest
 
 from penstock import LLM, SamplingParams
+from penstock.errors import ConfigError
 from tests.adapters.making import write_adapter
 from tests.offline import write_chat_model
 
@@ -112,3 +114,59 @@ def test_processes_together_adapt_as_one(folder: Path, layout: dict[str, int]) -
         together = tokens(llm, prompts, NAMES, params)
     alike = sum(one == other for one, other in zip(alone, together, strict=True))
     assert alike >= len(NAMES) - 1, "sums of parts are rounded otherwise, words hardly"
+
+
+SETTINGS: dict[str, dict[str, object]] = {
+    "drafts": {"speculate": "ngram", "draft_tokens": 4},
+    "kept blocks": {"kv_disk": "kv", "num_blocks": 64},
+    "preemption": {"num_blocks": 24},
+    "chunks": {"max_batch_tokens": 32, "max_sequences": 24},
+    "two slots": {"max_adapters": 2},
+    "forgetting": {"long_context": "streaming:4+28"},
+}
+ASKED: dict[str, dict[str, object]] = {
+    "grammar": {"temperature": 0.0, "regex": "[0-9a-f ]{8,16}"},
+    "three": {"temperature": 0.9, "seed": 5, "n": 3},
+    "three of a grammar": {"temperature": 0.9, "seed": 6, "n": 3, "regex": "(yes|no|perhaps)( then)?"},
+}
+LOSSY = "forgetting"
+REFUSED = {(name, LOSSY) for name in ("kept blocks", "drafts")}
+PAIRS = list(itertools.combinations(SETTINGS, 2))
+
+
+def answers(llm: LLM, asked: dict[str, object], names: list[str]) -> list[list[list[int]]]:
+    params = SamplingParams(max_tokens=10, **asked)
+    prompts = [repeating(number) for number in range(len(NAMES)) if NAMES[number] in names]
+    done = llm.generate(prompts, params, adapter=[name for name in NAMES if name in names])
+    return [[list(choice.token_ids) for choice in one.choices] for one in done]
+
+
+@pytest.fixture(scope="module")
+def plain(folder: Path) -> dict[bool, dict[str, list[list[list[int]]]]]:
+    """Answers without any of it, and of a model that forgets; adapter by adapter."""
+    found = {}
+    for is_lossy in (False, True):
+        settings = SETTINGS[LOSSY] if is_lossy else {}
+        with opened(folder, speculate="off", prefix_caching=False, **settings) as llm:
+            apart = {kind: {name: answers(llm, asked, [name]) for name in set(NAMES)} for kind, asked in ASKED.items()}
+        taken = {kind: {name: iter(each) for name, each in of.items()} for kind, of in apart.items()}
+        found[is_lossy] = {kind: [next(taken[kind][name]) for name in NAMES] for kind in ASKED}
+    return found
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=" and ".join)
+def test_whatever_else_an_engine_does_a_mixed_batch_gives_the_answers_of_each_alone(
+    folder: Path, tmp_path: Path, plain: dict[bool, dict[str, list[list[list[int]]]]], pair: tuple[str, str]
+) -> None:
+    settings: dict[str, object] = {"speculate": "off"}
+    for name in pair:
+        settings |= SETTINGS[name]
+    if "kv_disk" in settings:
+        settings["kv_disk"] = str(tmp_path / "kv")
+    if pair in REFUSED:
+        with pytest.raises(ConfigError, match=r"long-context|speculate"):
+            opened(folder, **settings)
+        return
+    with opened(folder, **settings) as llm:
+        for _ in range(2 if "kept blocks" in pair else 1):  # what was kept is used
+            assert {kind: answers(llm, asked, NAMES) for kind, asked in ASKED.items()} == plain[LOSSY in pair]

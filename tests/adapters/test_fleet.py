@@ -69,6 +69,9 @@ def test_a_router_serves_adapters_of_all_replicas_and_keys_are_held_to_theirs(fl
     allowed = fleet.ask("a0", "one")
     assert allowed.status_code == 200
     assert {allowed.json()["choices"][0]["text"]} == found["a0"]
-    for name in ("a1", "tiny"):
+    for name in ("a1", "tiny", "a0*0.5", "a0+a1"):
         assert fleet.ask(name, "one").status_code == 403
+    together = fleet.ask("a0*0.5+a1", "any")
+    assert together.status_code == 200
+    assert together.json()["choices"][0]["text"] not in set.union(*found.values())
     assert fleet.ask("a9", "any").status_code == 404

@@ -86,9 +86,12 @@ def test_all_dialects_take_an_adapter_as_their_model(server: Server) -> None:
         "/api/chat": {"messages": messages, "stream": False, "options": {"num_predict": 4, "temperature": 0}},
     }
     for path, body in asked.items():
-        answer = server.post(path, {"model": "a1", **body})
-        assert answer.status_code == 200, answer.text
-        assert answer.json()["model"] == "a1"
+        for name in ("a1", "a0*0.5+a1"):
+            answer = server.post(path, {"model": name, **body})
+            assert answer.status_code == 200, answer.text
+            assert answer.json()["model"] == name
+    for name, status in (("a0*99", 400), ("a0+nobody", 404), ("tiny*0.5", 404)):
+        assert server.post("/v1/completions", {"model": name, **ASKED}).status_code == status, name
 
 
 def test_admins_load_reload_and_unload(server: Server, folder: Path) -> None:

@@ -111,8 +111,14 @@ def test_a_leaf_that_simulates_a_flag_of_the_server_names_the_server_too():
     served = {f"--{flag.switch}" for flag in flags_of(serve.Config)} - {"--model", "--max-context", "--prefix-caching"}
     for name, advice in LEAVES:
         simulated = {word for line in advice.commands if " simulate " in line for word in shlex.split(line)}
-        real = [line for line in advice.commands if line.split()[1] in ("serve", "route", "up", "plan", "rank")]
-        if simulated & served & {"--kv", "--tensor", "--replicas", "--speculate", "--max-waiting", "--pipeline"}:
+        real = [
+            line for line in advice.commands if line.split()[1] in ("serve", "route", "up", "plan", "rank", "quantize")
+        ]
+        if (
+            simulated
+            & served
+            & {"--kv", "--weights", "--tensor", "--replicas", "--speculate", "--max-waiting", "--pipeline"}
+        ):
             assert real, (name, advice.title)
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.tools.bench.client.http import Client, TransportError, address_of
+from penstock.service.upstream.endpoint import endpoint_of
+from penstock.tools.bench.client.http import Client, TransportError
 from tests.bench.stub import Stub
 
 
@@ -23,7 +24,7 @@ from tests.bench.stub import Stub
     ],
 )
 def test_addresses_are_read_as_people_write_them(url, normal):
-    assert address_of(url).url == normal
+    assert endpoint_of(url).url == normal
 
 
 @pytest.mark.parametrize(
@@ -31,20 +32,20 @@ def test_addresses_are_read_as_people_write_them(url, normal):
 )
 def test_other_words_are_no_address(url):
     with pytest.raises(ConfigError, match="no address"):
-        address_of(url)
+        endpoint_of(url)
 
 
 @pytest.mark.parametrize("key", ["a\r\nx: y", "schlüssel"])
 def test_a_key_cannot_carry_a_header_of_its_own(key):
     with pytest.raises(ConfigError, match="API key"):
-        Client(address_of("localhost"), key)
+        Client(endpoint_of("localhost"), key)
 
 
 @pytest.mark.parametrize("is_split", [False, True])
 def test_one_connection_carries_one_exchange_after_another(is_split):
     async def scenario():
         async with Stub(is_split=is_split) as stub:
-            client = Client(address_of(stub.url), "the-key")
+            client = Client(endpoint_of(stub.url), "the-key")
             answers = [await client.fetch("GET", path) for path in ("/v1/models", "/none", "/v1/models")]
             client.close()
             return stub, answers
@@ -59,7 +60,7 @@ def test_one_connection_carries_one_exchange_after_another(is_split):
 def test_a_connection_that_was_closed_meanwhile_is_replaced():
     async def scenario():
         async with Stub(closes=True) as stub:
-            client = Client(address_of(stub.url))
+            client = Client(endpoint_of(stub.url))
             statuses = [(await client.fetch("GET", "/v1/models"))[0] for _ in range(3)]
             client.close()
             return stub.num_connections, statuses
@@ -79,7 +80,7 @@ def answer_with(data: bytes):
     async def scenario():
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
         try:
-            client = Client(address_of(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"))
+            client = Client(endpoint_of(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"))
             return await client.fetch("GET", "/", timeout_s=10.0)
         finally:
             server.close()
@@ -112,7 +113,7 @@ def test_nobody_listening_is_a_fault():
         port = server.sockets[0].getsockname()[1]
         server.close()
         await server.wait_closed()
-        await Client(address_of(f"http://127.0.0.1:{port}")).fetch("GET", "/")
+        await Client(endpoint_of(f"http://127.0.0.1:{port}")).fetch("GET", "/")
 
     with pytest.raises(TransportError, match="cannot connect"):
         asyncio.run(scenario())
@@ -146,7 +147,7 @@ def test_tls_is_spoken_and_certificates_are_checked(tmp_path: Path):
 
     async def scenario(verify):
         server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
-        client = Client(address_of(f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"), verify=verify)
+        client = Client(endpoint_of(f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"), verify=verify)
         try:
             return await client.fetch("GET", "/")
         finally:

@@ -8,7 +8,8 @@ import pytest
 
 from penstock.errors import ConfigError
 from penstock.metrics.summary import Slo
-from penstock.tools.bench.client.http import Client, address_of
+from penstock.service.upstream.endpoint import endpoint_of
+from penstock.tools.bench.client.http import Client
 from penstock.tools.bench.client.target import Route, find_target
 from penstock.tools.bench.knee import MOST_TRIALS, Knee
 from penstock.tools.bench.load import LoadProgress, LoadShape
@@ -37,7 +38,7 @@ async def bench(
     watch=None,
     before=lambda: None,
 ) -> BenchRun:
-    client = Client(address_of(stub.url))
+    client = Client(endpoint_of(stub.url))
     target = await find_target(client, "", route, nonce)
 
     def make(run: str, rate: float | None) -> TrafficPlan:
@@ -362,7 +363,7 @@ def test_a_server_that_is_merely_slow_is_awaited(stub):
 def test_a_server_that_hangs_while_it_is_warmed_up_is_told_at_once():
     async def scenario() -> None:
         async with Stub(stalls_at=12, stalls_s=60.0) as stub:
-            client = Client(address_of(stub.url))
+            client = Client(endpoint_of(stub.url))
             target = await find_target(client, "", "chat", "n")
             session = Session(client, target, replace(USERS, hush_s=0.4), KneeGoal(Slo()), lambda name, rate: plan)
             await session.warm_up(plan)
@@ -384,7 +385,7 @@ def test_a_search_whose_server_dies_blames_neither_its_targets_nor_the_client(di
 def search(stub: Stub, slo: Slo, *, trial_s: float, start: float | None = None) -> tuple[Knee | None, list[BenchRun]]:
     async def scenario():
         async with stub:
-            client = Client(address_of(stub.url))
+            client = Client(endpoint_of(stub.url))
             target = await find_target(client, "", "chat", "n")
 
             def make(run: str, rate: float | None) -> TrafficPlan:
@@ -452,18 +453,18 @@ def test_a_cancelled_run_hands_back_what_it_has():
 def test_a_server_that_is_not_there_or_refuses_is_an_error_with_a_way_out():
     async def scenario(**options) -> None:
         async with Stub(**options) as stub:
-            await find_target(Client(address_of(stub.url)), "", "chat", "n")
+            await find_target(Client(endpoint_of(stub.url)), "", "chat", "n")
 
     with pytest.raises(ConfigError, match="the boiler is out"):
         asyncio.run(scenario(fails_every=1))
     with pytest.raises(ConfigError, match="is the server running"):
-        asyncio.run(find_target(Client(address_of("http://127.0.0.1:9")), "m", "chat", "n"))
+        asyncio.run(find_target(Client(endpoint_of("http://127.0.0.1:9")), "m", "chat", "n"))
 
 
 def test_what_the_server_adds_to_a_prompt_is_found_out():
     async def scenario():
         async with Stub() as stub:
-            return await find_target(Client(address_of(stub.url)), "", "chat", "n")
+            return await find_target(Client(endpoint_of(stub.url)), "", "chat", "n")
 
     target = asyncio.run(scenario())
     assert target.vocabulary.overhead == TEMPLATE_TOKENS

@@ -33,6 +33,11 @@ def test_every_flag_appears_in_the_help_of_any_width(config: type, width: int) -
     assert {"--config", "--print-config", "--help"} <= firsts
 
 
+def test_help_names_every_way_to_name_a_model() -> None:
+    text = " ".join(command_help("penstock serve", EngineConfig, 80).split())
+    assert all(way in text for way in ("a path", "hf:ORG/NAME", "pypi:PACKAGE", "dummy:NAME", "`default`"))
+
+
 def test_help_keeps_to_the_width_where_words_allow() -> None:
     assert max(map(len, command_help("penstock try", EngineConfig, 80).splitlines())) <= 80
 

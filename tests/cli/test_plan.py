@@ -119,7 +119,7 @@ def test_a_plan_tells_all_it_promises(emitted):
     assert data["self_host"]["break_even_requests"] is not None
     assert data["trust"]["step_times"] == "roofline"
     assert data["trust"]["is_extrapolating"]
-    assert len(data["what_ifs"]) == 4
+    assert len(data["what_ifs"]) == 5
     assert data["constraint"]["words"]
     assert data["took"]["num_simulations"] > 0
 

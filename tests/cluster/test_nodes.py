@@ -3,6 +3,7 @@
 import asyncio
 import os
 import re
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -54,13 +55,13 @@ def test_a_node_is_killed_and_no_request_is_lost(nodes: Nodes, tmp_path: Path) -
             return await running
 
         assert asyncio.run(law()) == []
-        service.await_words("is lost")
+        service.await_words("is lost: its node is gone")
         service.await_words("is ready on", 3)
         assert service.stop() == 0
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_what_status_reads_is_lost_and_the_service_goes_on(nodes: Nodes, tmp_path: Path) -> None:
+def test_what_status_reads_and_an_actor_are_lost_and_the_service_goes_on(nodes: Nodes, tmp_path: Path) -> None:
     import ray
 
     flags = ("oracle:step_ms=5,vocab=256", "--replica-cpus", "1", "--num-blocks", "2048")
@@ -78,7 +79,18 @@ def test_what_status_reads_is_lost_and_the_service_goes_on(nodes: Nodes, tmp_pat
 
         until(is_shown, service.words)
         assert asyncio.run(load(service.url, 20, 8, 8)) == []
+        (actor,) = pids("ray::ReplicaActor")
+        os.kill(actor, signal.SIGKILL)
+        service.await_words("is lost: its actor was killed")
+        service.await_words("is ready on", 2)
+        assert asyncio.run(load(service.url, 20, 8, 8)) == []
         assert service.stop() == 0
+
+
+def pids(words: str) -> list[int]:
+    """Processes that call themselves so."""
+    listed = subprocess.run(["ps", "-ww", "-eo", "pid,args"], capture_output=True, text=True, check=True).stdout
+    return [int(line.split()[0]) for line in listed.splitlines() if line.split(maxsplit=1)[1].startswith(words)]
 
 
 @pytest.mark.filterwarnings("ignore")

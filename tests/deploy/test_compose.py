@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import httpx
 import pytest
@@ -16,13 +17,25 @@ from tests.deploy.test_deploy import DEPLOY
 from tests.machine import PATIENCE_S
 from tests.server.serving import ROOT
 
-KEYS = {"PENSTOCK_REPLICA_KEY": "a-key-between-them", "PENSTOCK_METRICS_KEY": "a-key-for-numbers"}
+KEYS = {
+    "PENSTOCK_REPLICA_KEY": "a-key-between-them",
+    "PENSTOCK_METRICS_KEY": "a-key-for-numbers",
+    "PENSTOCK_CERTS": "/certs",
+}
 
 
-def composed() -> dict:
-    """The compose file with its variables filled in, as compose fills them."""
-    text = (DEPLOY / "compose.yaml").read_text()
-    return yaml.safe_load(re.sub(r"\$\{(\w+):\?[^}]*\}", lambda found: KEYS[found[1]], text))
+def composed(*more: str) -> dict:
+    """The compose file, and those laid over it, with variables filled in: as compose does."""
+    first, *others = (
+        yaml.safe_load(re.sub(r"\$\{(\w+):\?[^}]*\}", lambda found: KEYS[found[1]], (DEPLOY / name).read_text()))
+        for name in ("compose.yaml", *more)
+    )
+    for other in others:
+        for name, service in other["services"].items():
+            under = first["services"][name]
+            volumes = [*under.get("volumes", ()), *service.get("volumes", ())]
+            first["services"][name] = under | service | {"volumes": volumes}
+    return first
 
 
 def free_port() -> int:
@@ -44,15 +57,17 @@ def process(command: list[str], environment: dict[str, str], log):
         started.wait(60)
 
 
-def test_every_variable_file_and_host_of_the_compose_file_is_there():
-    compose = composed()
+@pytest.mark.parametrize("more", [(), ("compose.tls.yaml",)], ids=["plain", "tls"])
+def test_every_variable_file_and_host_of_the_compose_file_is_there(more):
+    compose = composed(*more)
     for name, service in compose["services"].items():
         for volume in service.get("volumes", ()):
             source = volume.split(":")[0]
             assert not source.startswith("./") or (DEPLOY / source).exists(), (name, source)
         for secret in service.get("secrets", ()):
             assert compose["secrets"][secret]["environment"] in KEYS
-    jobs = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())["scrape_configs"]
+    (flag,) = compose["services"]["prometheus"]["command"]
+    jobs = yaml.safe_load((DEPLOY / "prometheus" / Path(flag).name).read_text())["scrape_configs"]
     for job in jobs:
         folder, _, secret = job["authorization"]["credentials_file"].rpartition("/")
         assert (folder, secret in compose["services"]["prometheus"]["secrets"]) == ("/run/secrets", True)

@@ -13,6 +13,7 @@ from penstock.metrics.page import Page, parse_page
 from penstock.tools.doctor.machine import machine_signs
 from penstock.tools.doctor.rule import diagnose
 from penstock.tools.doctor.rules import RULES
+from penstock.tools.measure.nvml import Process
 from penstock.tools.measure.signals import GpuSignals, HostSignals
 from tests.doctor.test_rules import HEALTHY
 
@@ -105,30 +106,32 @@ class FakeNvml:
         } | faults  # fmt: skip
         self.num_events = int(self.values.pop("events", 0))
 
-    def __getattr__(self, name: str):
-        key = name.removeprefix("nvml")
-        if key == "EventTypeXidCriticalError":
-            return 8
-        if key == "Init":
-            return lambda: None
-        if key in ("DeviceGetCount", "DeviceGetHandleByIndex"):
-            return lambda *_: 1 if key.endswith("Count") else "gpu"
-        if key == "DeviceGetComputeRunningProcesses":
-            used = int(self.values.get("others", 0))
-            return lambda _: [
-                SimpleNamespace(pid=1, usedGpuMemory=used),
-                SimpleNamespace(pid=os.getpid(), usedGpuMemory=9),
-            ]
-        if key in ("EventSetCreate", "DeviceRegisterEvents"):
-            return lambda *_: "events"
-        if key == "EventSetWait_v2":
-            return self._wait
-        return lambda *_: self.values[key]
+    def handles(self) -> list[str]:
+        return ["gpu"]
 
-    def _wait(self, *_: object) -> None:
-        if not self.num_events:
-            raise TimeoutError
+    def number(self, name: str, *_: object) -> float:
+        if name not in self.values:
+            raise OSError(name)
+        return self.values[name]
+
+    def memory(self, _: object) -> SimpleNamespace:
+        return SimpleNamespace(used=60 << 30, total=80 << 30)
+
+    def use(self, _: object) -> SimpleNamespace:
+        return SimpleNamespace(gpu=90, memory=40)
+
+    def dram_use(self, _: object) -> float:
+        return 0.5
+
+    def processes(self, _: object) -> list[Process]:
+        return [Process(1, int(self.values.get("others", 0))), Process(os.getpid(), 9)]
+
+    def listen(self, _: object) -> str:
+        return "events"
+
+    def next_event(self, _: object) -> bool:
         self.num_events -= 1
+        return self.num_events >= 0
 
 
 @pytest.mark.parametrize(

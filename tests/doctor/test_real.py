@@ -82,7 +82,7 @@ def test_a_server_that_does_well_is_told_nothing() -> None:
     assert signs.output_tokens_per_s * signs.window_s == pytest.approx(60)
     assert signs.prompt_mean_tokens == len("well 0")
     assert 0.005 <= signs.itl_mean_s < 0.2
-    assert 0.005 <= signs.itl_p50_s <= signs.itl_p99_s
+    assert 0.0 < signs.itl_p50_s <= signs.itl_p99_s, "on a busy machine tokens come in bursts"
     assert 0.005 <= signs.ttft_p50_s <= signs.ttft_p95_s
     assert signs.num_kv_tokens == 2048 * 16
     assert signs.missing == {}

@@ -7,6 +7,7 @@ import pytest
 from penstock.runtime.core import blocks
 from penstock.runtime.core.batch import Fault, FinishReason
 from penstock.runtime.core.batching import CONTINUOUS, STATIC, dynamic
+from penstock.runtime.core.kinds.groups import BlockGroup, CacheGroups
 from penstock.runtime.core.order import ORDERS
 from tests.engine.answers import (
     LIMITS,
@@ -112,6 +113,31 @@ def test_speculated_is_plain(num_drafts, depth):
         requests = make_workload(seed)
         for limits in (LIMITS, TIGHT):
             assert_right(requests, serve(requests, limits, num_drafts=num_drafts, depth=depth), limits)
+
+
+MANY_STATES = CacheGroups(BlockGroup(), (), 24)
+FEW_STATES = CacheGroups(BlockGroup(), (BlockGroup(6),), 9)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("num_drafts", [1, 3, 5])
+@pytest.mark.parametrize("groups", [MANY_STATES, FEW_STATES])
+def test_speculated_is_plain_where_states_go_back(groups, num_drafts, depth):
+    """Wrong drafts have changed a state: it goes back to before them, whoever is pushed out meanwhile."""
+    for seed in range(3):
+        requests = make_workload(seed)
+        for limits in (LIMITS, TIGHT._replace(num_blocks=9 * groups.width), LIMITS._replace(max_batch_tokens=8)):
+            limits = limits._replace(groups=groups)
+            assert_right(requests, serve(requests, limits, num_drafts=num_drafts, depth=depth), limits)
+
+
+def test_speculation_saves_steps_where_states_go_back():
+    limits = LIMITS._replace(groups=MANY_STATES, block_size=8)
+    request = make_request(1, (1, 2, 3), max_tokens=60)
+    engine = make_engine(limits, num_drafts=3)
+    engine.submit(request)
+    assert_right([request], drain(engine), limits)
+    assert engine.heartbeat.num_steps < 45
 
 
 def test_speculation_saves_steps():

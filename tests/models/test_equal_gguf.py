@@ -32,6 +32,7 @@ UNWRITTEN = {
         (
             *("lfm2", "lfm2-biases", "granite4", "granite4-dense"),
             *("qwen3-next", "qwen3-next-dense", "falcon-h1", "falcon-h1-normed"),
+            *("nemotron-h", "nemotron-h-biases"),
         ),
         "GGUF files of it are not read",
     ),

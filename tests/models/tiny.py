@@ -67,6 +67,14 @@ DELTA = SMALL | {
     "linear_value_head_dim": 16,
     "shared_expert_intermediate_size": 40,
 }
+NEMOTRON = {
+    "head_dim": 16,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 16,
+    "ssm_state_size": 12,
+    "n_groups": 2,
+    "layers_block_type": ["linear_attention", "mlp", "linear_attention", "full_attention", "mlp", "linear_attention"],
+}
 GEMMA = {"head_dim": 16, "sliding_window": 8, "num_hidden_layers": 4}
 
 
@@ -235,6 +243,11 @@ VARIANTS: dict[str, Variant] = {
         DELTA
         | {"num_experts": 0, "attention_bias": True, "linear_num_value_heads": 2, "num_hidden_layers": 2}
         | {"layer_types": ["full_attention", "linear_attention"]},
+    ),
+    "nemotron-h": Variant("NemotronH", SMALL | NEMOTRON),
+    "nemotron-h-biases": Variant(
+        "NemotronH",
+        SMALL | NEMOTRON | {"use_bias": True, "mlp_bias": True, "use_conv_bias": False, "time_step_min": 0.1},
     ),
     "falcon-h1": Variant("FalconH1", SMALL | FALCON),
     "falcon-h1-normed": Variant(

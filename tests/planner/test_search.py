@@ -5,7 +5,8 @@ import pytest
 from penstock.metrics.summary import Slo
 from penstock.runtime.models import catalog
 from penstock.tools.cost.hardware import find
-from penstock.tools.planner.capacity import Loads, find_capacity
+from penstock.tools.planner.apart import judge_apart, try_apart
+from penstock.tools.planner.capacity import Loads, find_capacity, serve
 from penstock.tools.planner.constraint import find_constraint, moments
 from penstock.tools.planner.demand import SloTarget
 from penstock.tools.planner.money import Assumptions
@@ -45,12 +46,14 @@ def test_the_chosen_one_is_told_in_full(reported):
     assert reported.at_load is not None
     assert reported.at_load.rate == DEMAND.rate
     assert reported.cost is not None
-    assert [one.words for one in reported.what_ifs] == [
+    *others, apart = reported.what_ifs
+    assert [one.words for one in others] == [
         "twice the traffic",
         "one device less",
         "no cache hits",
         "prompts twice as long",
     ]
+    assert apart.consequence.startswith(("pays: ", "does not pay: "))
     assert reported.constraint is not None
 
 
@@ -135,3 +138,26 @@ def test_what_is_too_slow_alone_says_so():
     constraint, _ = judged(make_candidate(), make_demand(), SloTarget(Slo(ttft_s=1e-6)))
     assert constraint.kind == "latency"
     assert "with no other request" in constraint.words
+
+
+def test_computing_prompts_apart_is_said_to_pay_only_where_it_does():
+    """Judged against the same engines without: more good requests, or sooner tokens and no later first ones."""
+    chosen = plan(search("l4", weights=("bf16",), kv=("bf16",), max_devices=1)).chosen
+    assert chosen is not None
+    target = search("l4").target
+    together = serve(chosen.candidate, DEMAND, target, DEMAND.rate, 4)
+    found = try_apart(chosen.candidate, DEMAND, target, 4)
+    assert found is not None
+    num_prefill, apart = found
+    assert 1 <= num_prefill <= 2
+    assert len(apart.result.replicas) == 4, "the same number of engines"
+    words = judge_apart(apart, together)
+    more = apart.good_fraction - together.good_fraction
+    assert words.startswith("pays") == (
+        more > 0.005
+        or (more >= -0.005 and apart.summary.tpot.p95 < 0.98 * together.summary.tpot.p95
+            and apart.summary.ttft.p95 <= 1.02 * together.summary.ttft.p95)
+        or (more >= -0.005 and apart.summary.ttft.p95 < 0.98 * together.summary.ttft.p95
+            and apart.summary.tpot.p95 <= 1.02 * together.summary.tpot.p95)
+    )  # fmt: skip
+    assert try_apart(chosen.candidate, DEMAND, target, 1) is None

@@ -9,6 +9,7 @@ import msgspec
 from penstock.service.gateway.gateway import Gateway
 from penstock.service.gateway.schema import GATEWAY
 from penstock.service.gateway.settings import GatewaySettings
+from penstock.service.kv_events import BlockOffer
 from penstock.service.router.admin.api import AdminApi
 from penstock.service.router.admin.desk import ROUTES
 from penstock.service.router.proxy.client import InboundConnection
@@ -46,10 +47,18 @@ def test_replicas_come_and_go_by_the_admin_api_alone():
             assert await do("POST", "/replicas/a/drain") == 200
             assert {json.loads((await router.post(BODY))[2])["by"] for _ in range(4)} == {"b"}
             assert await do("POST", "/replicas/a/undrain") == 200
+            assert await do("POST", "/replicas/a/role/prefill") == 400, "it offers no blocks"
+            router.app.fleet.get("a").offer = BlockOffer("both", 1, "0" * 32, 1, 1, "cpu")
+            assert await do("POST", "/replicas/a/role/prefill") == 200
+            assert {json.loads((await router.post(BODY))[2])["by"] for _ in range(4)} == {"b"}
+            assert await do("POST", "/replicas/a/role/anything") == 404
+            assert await do("POST", "/replicas/a/role/both") == 200
             assert await do("DELETE", "/replicas/b") == 200
             assert {json.loads((await router.post(BODY))[2])["by"] for _ in range(4)} == {"a"}
             assert await do("DELETE", "/replicas/b") == 404
-            assert [action for action, _ in done] == ["add", "drain", "undrain", "remove"]
+            assert [action for action, _ in done] == [
+                *("add", "drain", "undrain", "role prefill", "role both", "remove")
+            ]
             server.close()
             admin.close()
             await second.kill()

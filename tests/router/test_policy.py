@@ -1,5 +1,6 @@
 """Laws of routing: only ready replicas, even loads, sessions and prefixes kept, keys that stay when replicas come and go."""
 
+import random
 from collections import Counter
 
 import pytest
@@ -17,6 +18,7 @@ from penstock.service.router.policy import (
     PredictedLatency,
     PrefixPredicted,
     PrefixReported,
+    PrefixTree,
     ReplicaView,
     RoundRobin,
     RoutedCall,
@@ -165,6 +167,28 @@ def test_predicted_prefixes_follow_their_own_choices_and_forget_the_oldest():
     for number in range(4):
         policy.choose(RoutedCall(number, hashes=chain(100 + number, 200 + number)), fleet)
     assert policy.choose(RoutedCall(9, hashes=chain(1, 2, 3)), fleet).num_blocks == 0
+
+
+def test_a_tree_remembers_what_was_sent_of_late_and_no_more_than_it_may():
+    """The latest half is there, a prefix as long as what follows it, nothing beyond the bound."""
+    rng, tree, sent = random.Random(3), PrefixTree(64), []
+    for _ in range(300):
+        name, start = rng.choice("ab"), rng.randrange(100)
+        hashes = [b"%d/%d" % (start, place) for place in range(rng.randrange(1, 6))]
+        tree.add(name, hashes)
+        sent.append((name, hashes))
+        latest = set()
+        for one, those in reversed(sent):
+            latest |= {(one, hash_) for hash_ in those}
+            if len(latest) > 32:
+                break
+            assert tree.num_held(one, those) == len(those)
+        asked = [(one, b"%d/%d" % (each, place)) for one in "ab" for each in range(100) for place in range(6)]
+        held = {pair for pair in asked if tree.num_held(pair[0], [pair[1]])}
+        assert len(held) < 64 + 6
+        for one, hash_ in held:
+            head, _, place = hash_.partition(b"/")
+            assert all((one, head + b"/%d" % before) in held for before in range(int(place)))
 
 
 def test_kv_pressure_goes_where_the_cache_is_emptiest_and_of_equals_where_least_is_pending():

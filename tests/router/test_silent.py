@@ -127,6 +127,23 @@ def test_overflow_is_immediate_where_no_replica_is_ready(tmp_path):
     run(law)
 
 
+def test_overflow_is_immediate_where_the_predicted_wait_is_longer_than_one_wants(tmp_path):
+    async def law():
+        rules = {
+            "models": {"chat": {"split": {"large": 1.0}, "fallback": ["small"]}},
+            "prices": {"small": {"output": 1.0}, "large": {"output": 1.0}},
+            "max_wait_s": 10.0,
+        }
+        large, small = foreign("large", saying("large")), foreign("small", saying("small"))
+        async with behind_gateway(tmp_path, rules, large, small, wait_s=60.0) as (router, asked):
+            busy = router.app.fleet.get("large")
+            for num_waiting_tokens, answer in ((9, "large"), (11, "small"), (0, "large")):
+                busy.token_s, busy.num_waiting_tokens = 1.0, num_waiting_tokens
+                assert said(await asked("chat")) == answer
+
+    run(law)
+
+
 def test_a_stream_of_a_silent_replica_moves_and_that_of_a_busy_one_stays():
     """Bytes are signs of life, whatever probes say."""
 

@@ -110,6 +110,50 @@ def test_a_renewed_certificate_is_shown_while_a_stream_goes_on(site):
         assert http.post("/v1/chat/completions", json=BODY).status_code == 200
 
 
+@pytest.mark.parametrize("which", ["server", "router"])
+def test_authorities_of_clients_come_and_go_while_a_stream_goes_on(site, which):
+    """New connections are judged by the file as it is now, also on the leg from router to server."""
+    authority, stranger, url = site.authority, site.stranger, getattr(site, which).url
+    own, foreign = authority.file.read_bytes(), stranger.file.read_bytes()
+    newcomer = authority.client()
+    newcomer.load_cert_chain(*stranger.sign("newcomer"))
+
+    def is_heard(context: ssl.SSLContext) -> bool:
+        try:
+            with site.client(url, context) as http:
+                return http.post("/v1/chat/completions", json=BODY).status_code == 200
+        except (httpx.TransportError, ssl.SSLError):
+            return False
+
+    long = BODY | {"stream": True, "max_tokens": 400}
+    with site.client(url) as http, http.stream("POST", "/v1/chat/completions", json=long) as stream:
+        lines = stream.iter_lines()
+        assert next(lines).startswith("data:")
+        try:
+            authority.file.write_bytes(own + foreign)
+            wait_until(lambda: is_heard(newcomer))
+            assert is_heard(site.own), "both are trusted"
+        finally:
+            authority.file.write_bytes(own)
+        wait_until(lambda: not is_heard(newcomer))
+        assert is_heard(site.own)
+        assert [line for line in lines if line][-1] == "data: [DONE]"
+
+
+def test_authorities_of_replicas_are_read_again(tmp_path):
+    authority, other = Authority(tmp_path), Authority(tmp_path, "other")
+    tls = TlsContexts(TlsConfig())
+    before = tls.outgoing(authority.file)
+    assert tls.outgoing(authority.file) is before
+    shutil.copy(other.file, authority.file)
+    assert tls.look()
+    after = tls.outgoing(authority.file)
+    assert [one["subject"] for one in after.get_ca_certs()] != [one["subject"] for one in before.get_ca_certs()]
+    authority.file.write_text("no certificate")
+    assert not tls.look(), "a file that is none changes nothing"
+    assert tls.outgoing(authority.file) is after
+
+
 def test_a_certificate_that_does_not_fit_its_key_changes_nothing(tmp_path):
     authority = Authority(tmp_path)
     certificate, key = authority.sign("one")

@@ -11,6 +11,7 @@ import pytest
 from penstock.config import EngineConfig
 from penstock.runtime.engine.client import EngineClient
 from penstock.service.server.ollama.catalogue import capabilities
+from penstock.service.server.ollama.dialect import line_of
 from penstock.service.server.served import ServedModel
 from penstock.service.server.text import ModelCard
 from tests.server.serving import Server, chat_text, oracle_text, render, user
@@ -46,6 +47,17 @@ def test_a_stream_says_what_the_whole_does(server: Server) -> None:
     assert "".join(part.message.content or "" for part in parts) == chat_text("stream", 9)
     assert [part.done for part in parts] == [False] * (len(parts) - 1) + [True]
     assert parts[-1].eval_count == 9
+
+
+def test_a_stream_with_other_ends_of_lines_in_its_text_is_read_by_their_client(server: Server) -> None:
+    """It cuts text where Unicode ends a line, not only at a newline."""
+    expected = chat_text("call 383", 30)
+    assert "\x85" in expected
+    parts = client(server).chat("default", user("call 383"), options=OPTIONS | {"num_predict": 30}, stream=True)
+    assert "".join(part.message.content or "" for part in parts) == expected
+    value = {"text": "a\x85b\u2028c\u2029d"}
+    assert json.loads(line_of(value)) == value
+    assert len(line_of(value).decode().splitlines()) == 1
 
 
 def test_answers_are_lines_of_json_unless_asked_otherwise(server: Server) -> None:

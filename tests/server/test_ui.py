@@ -95,6 +95,9 @@ def test_a_pool_laid_out_wastes_less_than_reservations(server: Server) -> None:
     laid = server.post("/app/v1/blocks", body).json()
     assert laid["paged_waste"] < 0.1 < 0.6 < laid["contiguous_waste"]
     assert laid["num_shared_tokens"] == 2 * 256
+    lengths = [one["length"] for one in laid["sequences"]]
+    assert laid["padded"] == [max(lengths)] * 3
+    assert laid["padded_waste"] == pytest.approx(1 - sum(lengths) / (3 * max(lengths)))
 
 
 def test_a_key_sees_its_own_requests_only(locked: Server) -> None:

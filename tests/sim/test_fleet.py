@@ -124,6 +124,25 @@ def test_prompts_are_handed_over_where_the_rule_says_that_it_pays():
     assert ruled.summary.itl.p99 < together.summary.itl.p99
 
 
+LOADS = [(6000, 100, rate) for rate in (0.8, 2.4, 4.0, 5.6)] + [(1500, 300, rate) for rate in (2.0, 6.0, 10.0, 14.0)]
+
+
+@pytest.mark.parametrize("bandwidth", [25e9, pytest.param(1e9, marks=pytest.mark.slow)], ids=["fast", "slow"])
+def test_the_rule_picks_the_winner_in_nine_of_ten_loads(bandwidth):
+    """Four loads of two mixes of lengths: as good as handing over all or nothing, by the mean time to the end."""
+    won = 0
+    for num_prompt, num_answer, rate in LOADS:
+        workload = make_workload(num_requests=100, rate=rate, prompts=Fixed(num_prompt), answers=Fixed(num_answer))
+        always, never, ruled = (
+            simulate(
+                apart(link=Link("network", bandwidth, 1e-5), max_batch_tokens=2048, **how), workload
+            ).summary.e2e.mean
+            for how in ({}, {"local_below": 10**9}, {"follows_rule": True})
+        )
+        won += ruled <= 1.05 * min(always, never)
+    assert won >= 0.9 * len(LOADS)
+
+
 def test_a_fleet_grows_under_load_and_shrinks_after_it():
     workload = make_workload(num_requests=900, arrivals=Constant(30.0), prompts=Fixed(100), answers=Fixed(200))
     late = make_workload(1, num_requests=5, arrivals=Constant(0.02), answers=Fixed(20))

@@ -78,6 +78,8 @@ export interface ReplicaRow {
   kv_usage_fraction?: number;
   /** What the router uses it for, where its blocks are open to others. */
   role?: string | null;
+  /** It gets another role once what it is doing has ended. */
+  is_turning?: boolean;
   /** Prompts it computed for other replicas. */
   num_prefilled?: number;
 }

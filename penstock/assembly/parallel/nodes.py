@@ -86,7 +86,7 @@ class Node:
         LOGGER.info("node %d of the engine at %s: ranks %d to %d", node, self.address, held.start, held.stop - 1)
         home = SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
         folder = Path(tempfile.mkdtemp(prefix="penstock-ranks-", dir=home))
-        rendezvous = Rendezvous(host, port, here=here, folder=str(folder))
+        rendezvous = Rendezvous(host, port, here, str(folder), shares_gpu=config.parallel.share_gpu)
         begun = [preload.take_rank() for _ in held]
         try:
             for rank, process in zip(held, begun, strict=True):

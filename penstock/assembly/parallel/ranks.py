@@ -82,13 +82,14 @@ def place_on_node(config: EngineConfig, rank: int) -> tuple[int, int]:
     return rank % each, each
 
 
-def check_machine(ranks: Ranks, device: Device, num_nodes: int = 1) -> None:
+def check_machine(config: EngineConfig, device: Device) -> None:
     """Raise ConfigError if this machine has fewer devices than there are ranks on it."""
-    found, needed = num_devices(device), ranks.num_ranks // num_nodes
-    if found is not None and found < needed:
+    ranks, parallel = ranks_of(config), config.parallel
+    found, needed = num_devices(device), ranks.num_ranks // parallel.nodes
+    if found is not None and found < needed and not parallel.share_gpu:
         raise ConfigError(
-            f"{ranks} takes {needed} GPUs of a machine and this one has {found}; choose fewer ranks, or spread stages over "
-            "several machines with --nodes"
+            f"{ranks} takes {needed} GPUs of a machine and this one has {found}; choose fewer ranks, spread stages over "
+            "several machines with --nodes, or see with --share-gpu that the layout is right"
         )
 
 
@@ -105,7 +106,8 @@ class RankGroup:
         host, port = (HOST, 0) if config.parallel.rendezvous is None else split_address(config.parallel.rendezvous)
         self.processes = RankProcesses(host, port)
         self._world: World | None = None
-        self._rendezvous = Rendezvous(host, self.processes.store.port, here=host, folder=str(self.processes.folder))
+        folder, shares_gpu = str(self.processes.folder), config.parallel.share_gpu
+        self._rendezvous = Rendezvous(host, self.processes.store.port, host, folder, shares_gpu=shares_gpu)
         if self._num_nodes > 1:
             self.processes.store.set(NODE_SETUP, _encoded(config).decode())
         for rank in ranks_of_node(ranks, self._num_nodes, 0)[1:]:

@@ -46,7 +46,8 @@ class Drafting(NamedTuple):
 
 def draft_config(config: EngineConfig, name: str) -> EngineConfig:
     """What the draft model is loaded with: everything as the target, but whole and without a draft of its own."""
-    return EngineConfig(replace(config.model, model=name, max_context=None), config.cache, config.scheduler)
+    model, cache = replace(config.model, model=name, max_context=None), replace(config.cache, long_context="full")
+    return EngineConfig(model, cache, config.scheduler)
 
 
 def check_files(target: ModelFiles | None, draft: ModelFiles, free_bytes: int) -> None:
@@ -104,6 +105,11 @@ def make_drafter(network: object, config: EngineConfig, sizing: Sizing, target_v
     """A drafter over a loaded model."""
     if not isinstance(network, NativeDecoder | Decoder):
         raise ConfigError(f"{config.speculation.draft_model} cannot draft: it generates no text")
+    if any(group.kind == "state" for group in network.spec.cache_groups):
+        raise ConfigError(
+            f"--draft-model {config.speculation.draft_model} keeps states, and a draft model reads on from anywhere; choose "
+            "one of keys and values"
+        )
     max_context = min(sizing.max_context, network.spec.max_context)
     num_rows = _num_rows(config)
     num_blocks = num_rows * -(-max_context // sizing.block_size)

@@ -1,12 +1,14 @@
-"""Sequences laid out in memory twice: in reservations one after the other, first fit, and by a real `BlockPool`."""
+"""Sequences laid out in memory: in reservations one after the other, first fit, by a real `BlockPool`, and as a rectangle."""
 
 from typing import Any
 
 from penstock.errors import ConfigError
+from penstock.runtime.core.batch import Batch, Chunk
 from penstock.runtime.core.blocks import BlockPool
 from penstock.runtime.core.inspection import pool_state
 from penstock.runtime.core.request import Request, SamplingParams
 from penstock.runtime.core.sequence import Sequence
+from penstock.tools.sim.padding import padded
 
 NUM_TOKENS = 32_768
 """Blocks that the memory holds."""
@@ -26,6 +28,7 @@ def lay_out(sequences: int, reserve: int, block: int, share: bool, finish: int) 
     held = sum(1 for count in pool.books[0] if count) * block
     alone = used - sum(max(count - 1, 0) for count in pool.books[0]) * block
     mean = used / max(len(live), 1)
+    computed = _padded([lengths[number] for number in live])
     return {
         "num_blocks": pool.num_blocks,
         "block_size": block,
@@ -34,6 +37,8 @@ def lay_out(sequences: int, reserve: int, block: int, share: bool, finish: int) 
         "contiguous": strips,
         "contiguous_waste": 1.0 - sum(one["used"] for one in strips) / max(sum(one["reserved"] for one in strips), 1),
         "paged_waste": 1.0 - min(alone / held, 1.0) if held else 0.0,
+        "padded": computed,
+        "padded_waste": 1.0 - used / sum(computed) if computed else 0.0,
         "num_shared_tokens": sum(max(count - 1, 0) for count in pool.books[0]) * block,
         "contiguous_fit": NUM_TOKENS // reserve,
         "paged_fit": int(NUM_TOKENS // (-(-mean // block) * block)) if mean else 0,
@@ -48,6 +53,12 @@ def _contiguous(lengths: list[int], reserve: int, ended: list[int]) -> list[dict
         for number in fitting
         if number not in ended
     ]
+
+
+def _padded(lengths: list[int]) -> list[int]:
+    """Tokens computed of each prompt in one step of all, by the simulator's own baseline."""
+    chunks = tuple(Chunk(row, 0, length, (), (), True, None) for row, length in enumerate(lengths))
+    return [chunk.length for chunk in padded(Batch(0, chunks)).chunks]
 
 
 def _paged(lengths: list[int], block: int, share: bool, ended: list[int]) -> tuple[BlockPool, dict[int, Sequence]]:

@@ -86,10 +86,11 @@ async def _bench(config: Config, progress: "BenchProgress") -> dict[str, Any]:
     import asyncio
     import signal
 
-    from penstock.tools.bench.client.http import Client, address_of
+    from penstock.service.upstream.endpoint import endpoint_of
+    from penstock.tools.bench.client.http import Client
 
     key = config.api_key or os.environ.get("PENSTOCK_API_KEY", "") or os.environ.get("OPENAI_API_KEY", "")
-    client = Client(address_of(config.url), key, verify=config.verify_tls)
+    client = Client(endpoint_of(config.url), key, verify=config.verify_tls)
     if (task := asyncio.current_task()) is not None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     try:

@@ -46,6 +46,5 @@ def check_model(config: EngineConfig) -> None:
         found = spec if spec is not None else open_files(config.model.model).spec
     except OSError as error:
         raise ConfigError(f"{config.model.model} cannot be read on this machine: {error.strerror}") from error
-    ranks = ranks_of(config)
-    ranks.check(found)
-    check_machine(ranks, open_device(config.model.device), config.parallel.nodes)
+    ranks_of(config).check(found)
+    check_machine(config, open_device(config.model.device))

@@ -16,6 +16,7 @@ from penstock.runtime.models.kinds.forgetting import bounded
 from penstock.runtime.models.spec import (
     GQA,
     MLA,
+    NO_MLP,
     Attention,
     GatedMLP,
     ModelSpec,
@@ -176,6 +177,8 @@ def mlp_in_words(mlp: GatedMLP | PlainMLP | MoE) -> str:
     if isinstance(mlp, MoE):
         shared = f"; for every token {mlp_in_words(mlp.shared)}" if mlp.shared else ""
         return f"{mlp.num_active} of {mlp.num_experts} experts, each {mlp_in_words(mlp.expert)}{shared}"
+    if mlp == NO_MLP:
+        return "none"
     kind = "gated" if isinstance(mlp, GatedMLP) else "plain"
     return f"{kind} {mlp.activation} of width {mlp.width:,}" + (", biases" if mlp.bias else "")
 

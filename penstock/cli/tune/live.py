@@ -16,8 +16,9 @@ from penstock.config import ModelConfig
 from penstock.console.args import arguments_of
 from penstock.errors import EngineError
 from penstock.metrics.summary import Slo
+from penstock.service.upstream.endpoint import endpoint_of
 from penstock.tools.bench.client.counters import Counters
-from penstock.tools.bench.client.http import Client, address_of
+from penstock.tools.bench.client.http import Client
 from penstock.tools.bench.client.target import TargetServer, find_target
 from penstock.tools.bench.load import LoadShape, run_plan
 from penstock.tools.bench.plan import TrafficPlan
@@ -143,7 +144,7 @@ class LiveContest:
         """Share of the requests that were served in time."""
         if server.process is None:
             await asyncio.to_thread(server.start)
-            server.client = Client(address_of(server.url))
+            server.client = Client(endpoint_of(server.url))
             server.target = await find_target(server.client, "", "completions", f"tune {server.setting.label}")
             first = self.plan_of(number, f"warm up {number}")
             await run_plan(server.client, server.target, TrafficPlan(first.asks[:WARM_UP]), LoadShape(users=2))

@@ -399,9 +399,17 @@ class BlockPool:
         holding.num_published = 0
         holding.tail = None
 
-    def advance_state(self, holding: Holding, start: int, *, rolls: bool) -> tuple[int, ...]:
+    def advance_state(self, holding: Holding, start: int, *, rolls: bool, drafts: bool = False) -> tuple[int, ...]:
         """There are no states here."""
         return ()
+
+    def can_revert_state(self, holding: Holding) -> bool:
+        """A chunk with drafts can be taken back: there is room for the state before it beside the one after it."""
+        return True
+
+    def revert_state(self, holding: Holding) -> bool:
+        """A draft was wrong: a state, if there is one, goes back to before the chunk. Returns whether there is one."""
+        return False
 
     def trim(self, holding: Holding, num_surplus: int, others: tuple[int, ...] = ()) -> None:
         """Take back the last so many blocks of each group, which nobody has written or shares."""

@@ -19,6 +19,8 @@ from penstock.runtime.core.tenants.shares import Shares, share_step
 WHOLE_PROMPT = Match((), "prompt log probabilities need the whole prompt computed")
 
 
+MOST_AGAIN = 16
+"""Tokens computed again and drafts after them, together: what wrong drafts cost a model with states."""
 NO_BLOCKS: tuple[int, ...] = ()
 NO_OTHERS: tuple[tuple[int, ...], ...] = ()
 
@@ -82,11 +84,12 @@ class StepPlan:
         if self.is_batch_lane:
             self.budget = min(self.budget, self._limits.batch_lane_tokens)
         elif self._mixed is not None:
-            first = roster.order.peek() if roster.waiting_since is not None else None
-            left = [len(sequence.tokens) - sequence.num_launched for sequence in roster.behind]
-            longest = max(left, default=0) if first is None else max(*left, len(first.tokens), 0)
-            num_answers, num_waiting = len(roster.running) - len(left), sum(left) + roster.num_waiting_tokens
-            self.budget = self._mixed.size(num_answers, num_waiting, self.budget, longest)
+            first = min(roster.behind, key=roster.order.rank, default=None)
+            first = roster.order.peek() if first is None and roster.waiting_since is not None else first
+            num_first = 0 if first is None else len(first.tokens) - first.num_launched
+            num_begun = sum([len(sequence.tokens) - sequence.num_launched for sequence in roster.behind])
+            num_answers = len(roster.running) - len(roster.behind)
+            self.budget = self._mixed.size(num_answers, num_begun + roster.num_waiting_tokens, self.budget, num_first)
         if roster.order.counts_service and roster.batching.joins and not self.is_batch_lane:
             self.budget, self.is_shared, self._shares = share_step(roster, self.budget, self._limits.shared_tokens)
         prompts = self.add_decodes()
@@ -178,6 +181,9 @@ class StepPlan:
             end = start + 1
             if end >= sequence.limit:
                 continue  # its last token is being computed
+            if sequence.num_again:
+                self._add_again(sequence, row, self.budget - (len(running) - index))
+                continue
             drafts: tuple[int, ...] = ()
             num_more = num_steps = 0
             if sequence.fast_forward_steps:
@@ -199,7 +205,8 @@ class StepPlan:
                     if grown is None:
                         continue
                     new_blocks, others = grown
-                    state = pool.advance_state(sequence.holding, start, rolls=start > sequence.num_prompt)
+                    rolls, has_drafts = start > sequence.num_prompt, bool(drafts)
+                    state = pool.advance_state(sequence.holding, start, rolls=rolls, drafts=has_drafts)
                 elif end > num_held * capacity:
                     if not self._make_room(sequence, end):
                         continue
@@ -222,11 +229,48 @@ class StepPlan:
         """Drafts that fit the step's budget and, with one more token, the sequence's limit."""
         room = min(sequence.limit - sequence.num_launched - 2, budget)
         if self._pool.groups.num_states:
-            room = 0  # a state cannot go back to before a draft that was wrong
+            room = min(room, self._revertible(sequence))
         drafts = sequence.drafts[: max(room, 0)]
         sequence.drafts = ()
         sequence.num_verifying = len(drafts)
         return drafts
+
+    def _revertible(self, sequence: Sequence) -> int:
+        """Drafts after which a state can go back. They end with a block, so that a chunk begins where its state can be kept."""
+        if not self._pool.can_revert_state(sequence.holding):
+            return 0
+        end, again = sequence.num_launched + 1, sequence.num_again
+        whole = self._pool.blocks_for(end - again) * self._limits.block_size
+        return min(whole - end, MOST_AGAIN - again)
+
+    def _add_again(self, sequence: Sequence, row: int, room: int) -> None:
+        """A state went back over a wrong draft: compute the tokens since then again, and drafts after them, as far as there is
+        room. The runner has the tokens already."""
+        shares = self._shares
+        if shares is not None:
+            room = min(room, shares.spare)
+        last = sequence.num_launched
+        start = last - sequence.num_again
+        end = min(last, start + max(room, 0)) + 1
+        is_whole = end > last
+        drafts = self._usable_drafts(sequence, room - sequence.num_again) if is_whole and sequence.drafts else ()
+        grown = self._grow(sequence, end + len(drafts), min(sequence.num_computed, start))
+        if grown is None:
+            return
+        new_blocks, others = grown
+        rolls = start > sequence.num_prompt
+        state = self._pool.advance_state(sequence.holding, start, rolls=rolls, drafts=bool(drafts))
+        sequence.num_again = max(last - end, 0)
+        if is_whole:
+            sequence.num_launched = end + len(drafts)
+        length = end + len(drafts) - start
+        self.sequences.append(sequence)
+        self.chunks.append(
+            Chunk(row, start, length, drafts, new_blocks, is_whole, None, len(drafts), others=others, state=state)
+        )
+        self.budget -= length
+        if shares is not None:
+            shares.spare -= length - 1
 
     def _add_prompt(self, sequence: Sequence, row: int) -> None:
         """Compute as many of the known tokens as the budget allows. Their blocks were reserved at admission.

@@ -1,8 +1,9 @@
 """What a client asked for: immutable, checked once, the same for engine and simulator."""
 
 import json
+import math
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from reprlib import repr as short_repr
 from typing import Any
@@ -17,6 +18,40 @@ MAX_TOKEN_ID = 2**31 - 1
 MAX_TIME_S = 1e12
 MAX_SPECULATE = 64
 MAX_GRAMMAR_CHARACTERS = 1 << 20
+MAX_MIXED = 4
+MAX_SCALE = 4.0
+MIX_MARK = "\0"
+"""Between the paths and scales of adapters that a request names together; no path has it."""
+
+
+def mix_of(name: str, paths: Mapping[str, str]) -> str | None:
+    """Adapters named together, `one*0.5+other`, as a request's `adapter`; None if one of them is not among `paths`."""
+    pieces = [piece.partition("*") for piece in name.split("+")]
+    if not all(own in paths for own, _, _ in pieces):
+        return None
+    if len(pieces) > MAX_MIXED:
+        raise RequestError(
+            f"{len(pieces)} adapters are named together; at most {MAX_MIXED} are laid over a model at once"
+        )
+    parts = sorted((paths[own], _scale(text) if mark else 1.0) for own, mark, text in pieces)
+    return MIX_MARK.join(f"{path}{MIX_MARK}{scale}" for path, scale in parts)
+
+
+def mix_parts(adapter: str) -> list[tuple[str, float]]:
+    """Paths and scales that an `adapter` names: one path alone, or what `mix_of` made."""
+    words = adapter.split(MIX_MARK)
+    return [(adapter, 1.0)] if len(words) == 1 else [(path, float(text)) for path, text in zip(words[::2], words[1::2])]
+
+
+def _scale(text: str) -> float:
+    """In hundredths, so that few adapters differ by their scale alone."""
+    try:
+        scale = round(float(text), 2)
+    except ValueError:
+        scale = math.nan
+    if not 0 < abs(scale) <= MAX_SCALE:
+        raise RequestError(f"an adapter's scale is {text[:20]!r}; write 0.01 to {MAX_SCALE:g}, as in helper*0.5")
+    return scale
 
 
 @dataclass(frozen=True, slots=True)

@@ -148,8 +148,9 @@ class Scheduler:
         """Plan steps of other sizes from now on; nothing else of the limits changes."""
         self.limits = limits
 
-    def add(self, request: Request, now: float) -> None:
-        """Queue a request. Raises RequestError for what could never run, CapacityError when too much waits already."""
+    def add(self, request: Request, now: float, hashes: list[bytes] | None = None) -> None:
+        """Queue a request. Raises RequestError for what could never run, CapacityError when too much waits already. `hashes`:
+        those of its prompt's blocks, if somebody has computed them."""
         if request.request_id in self._requests:
             raise RequestError(f"request id {request.request_id} is in use; ids are never reused", param="request_id")
         limit = self.limits.longest(request)
@@ -175,6 +176,7 @@ class Scheduler:
         if request.deadline_s is not None:
             self._deadlines.add(request.deadline_s, request.request_id)
         first, *others = choices
+        first.holding.hashes = hashes or []
         roster.wait(first)
         if roster.batching.joins and not request.resumed:
             first.siblings = tuple(others)
@@ -197,8 +199,6 @@ class Scheduler:
         Returns how many it will verify: tokens of steps in flight are drawn there, and a sequence that does not run has no
         step.
         """
-        if self.pool.groups.num_states:
-            return 0  # its step would verify none: see `plan`
         for sequence in self._requests.get(request_id, ()):
             if sequence.choice == choice and sequence.row is not None and not sequence.num_verifying:
                 sequence.drafts, sequence.draft_source = token_ids[sequence.num_pending :], source
@@ -336,11 +336,14 @@ class Scheduler:
         drawn = output.tokens[index]
         if chunk.samples and not drawn:
             return self._finish(sequence, Finish(FinishReason.ERROR, "the model drew no token", Fault.ENGINE))
-        sequence.num_computed = chunk.end
+        sequence.num_computed = max(sequence.num_computed, chunk.end)
         if chunk.num_drafts or chunk.num_fast_forward:
             # Positions of rejected drafts are computed again, with the tokens that were drawn instead.
-            sequence.num_computed = sequence.num_launched = chunk.start + len(drawn)
+            first = chunk.end - chunk.num_drafts - chunk.num_fast_forward
+            sequence.num_computed = sequence.num_launched = first + len(drawn) - 1
             sequence.num_verifying = 0
+            if len(drawn) <= chunk.num_drafts and self.pool.revert_state(sequence.holding):
+                sequence.num_again = sequence.num_launched - chunk.start
             if chunk.num_fast_forward:
                 self.roster.end_fast_forward(sequence)
         finish = None

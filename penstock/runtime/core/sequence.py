@@ -28,6 +28,7 @@ class SequenceProgress:
         "holds_next",
         "is_prefix_reported",
         "limit",
+        "num_again",
         "num_computed",
         "num_launched",
         "num_verifying",
@@ -90,6 +91,8 @@ class Sequence(SequenceProgress):
         self.num_launched = 0
         self.num_verifying = 0
         """Drafts, or fast-forwarded steps, in the launched step; until it is committed the sequence's length is unknown."""
+        self.num_again = 0
+        """Tokens before the one at `num_launched` that are in the cache and not in the state: it went back over a draft."""
         self.holds_next = False
         """The runner drew the token at `num_launched` itself and holds it in its row."""
         self.drafts: tuple[int, ...] = ()
@@ -180,7 +183,7 @@ class Sequence(SequenceProgress):
     def leave(self) -> None:
         self.row = None
         self.num_computed = self.num_launched = 0
-        self.num_verifying = 0
+        self.num_verifying = self.num_again = 0
         self.is_announced = self.holds_next = False
         self.drafts = ()
         self.fast_forward_steps = 0

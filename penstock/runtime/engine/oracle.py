@@ -90,6 +90,8 @@ class OracleRow:
     tokens: dict[int, int] = field(default_factory=dict)
     slots: tuple[int, int] = (NO_STATE, NO_STATE)
     """Of the state: read, and written, by the chunk."""
+    state: int = EMPTY
+    """After the last token that is no wrong draft: what guesses begin from."""
 
 
 class OracleRunner:
@@ -163,11 +165,13 @@ class OracleRunner:
         allowed = self._allowed.get(chunk.row, [])
         drawn = [self._draw(row, first_draft, allowed)]
         for position in range(first_draft, chunk.end):
-            guess = row.tokens[position]
+            guess, row.state = row.tokens[position], self._state(row)
             self._write(row, position)
             if guess != drawn[-1]:
                 break
             drawn.append(self._draw(row, position + 1, allowed))
+        else:
+            row.state = self._state(row)
         row.tokens[first_draft + len(drawn) - 1] = drawn[-1]
         return tuple(drawn)
 
@@ -183,6 +187,9 @@ class OracleRunner:
             state = EMPTY if read == NO_STATE else self._states[read]
             self._states[written] = next_state(state, token, position)
             row.slots = written, written
+
+    def _state(self, row: OracleRow) -> int:
+        return self._states[row.slots[1]] if self._states else EMPTY
 
     def _read(self, row: OracleRow, position: int, number: int = 0) -> int:
         """What a group holds of a position, if all its parts agree."""
@@ -201,7 +208,7 @@ class OracleRunner:
             for number, group in enumerate(self._groups)
             for position in in_sight(group, num_positions)
         ]
-        return [*seen, self._states[row.slots[1]]] if self._states else seen
+        return [*seen, self._state(row)] if self._states else seen
 
     def _draw(self, row: OracleRow, num_positions: int, allowed: list[list[int]]) -> int:
         drawn = draw(self._seen(row, num_positions), row.params, row.choice, self._vocab_size)
@@ -229,13 +236,15 @@ class OracleRunner:
             return ahead_of.get((number, place)) or self._read(row, place, number)
 
         guesses: list[int] = []
-        token = row.tokens[position]
+        token, state = row.tokens[position], row.state
         for ahead in range(position, position + self._num_drafts):
             ahead_of[0, ahead] = digest(token, ahead, read(0, ahead - 1) if ahead else EMPTY)
             for number in range(1, len(self._groups)):
                 ahead_of[number, ahead] = windowed(token, ahead, number)
             numbered = list(enumerate(self._groups))
             seen = [read(number, place) for number, group in numbered for place in in_sight(group, ahead + 1)]
+            state = next_state(state, token, ahead)
+            seen += [state] * bool(self._states)
             token = draw(seen, row.params, row.choice, self._vocab_size)
             guesses.append(token if mix(ahead, token) % 3 else (token + 1) % self._vocab_size)
         return tuple(guesses)

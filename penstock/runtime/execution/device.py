@@ -108,10 +108,10 @@ def num_devices(device: Device) -> int | None:
     return torch.cuda.device_count() if device.torch_device.type == "cuda" else None
 
 
-def settle(device: Device, index: int, count: int) -> Device:
+def settle(device: Device, index: int, count: int, *, shares_gpu: bool = False) -> Device:
     """One rank's of `count` on this machine: a GPU of its own, or its share of the processor's threads, near their memory."""
     if device.torch_device.type == "cuda":
-        torch.cuda.set_device(index)
+        torch.cuda.set_device(0 if shares_gpu else index)
         return device
     num_threads = max(1, torch.get_num_threads() // count)
     num_cores = pin(index, count) if count > 1 else None

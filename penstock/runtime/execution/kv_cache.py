@@ -1,12 +1,14 @@
 """The cache: for each layer, what it remembers, in blocks or in states. Which block is whose is not known here."""
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
 
 from penstock.runtime.layers.kinds.parts import part_of
 from penstock.runtime.models.spec import GQA, ModelSpec
+from penstock.runtime.ops.kv_write import BlockParts, gather_blocks, scatter_blocks
 
 
 class KVCache:
@@ -39,6 +41,10 @@ class KVCache:
             self.layers.append(make.cache(attention, paged, num_states, dtype, device))
         self.pages = list(pages.values())
 
+    @cached_property
+    def _in_blocks(self) -> BlockParts:
+        return BlockParts(tuple([part for page in self.pages for part in page]))
+
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Duplicates blocks, (from, to)."""
         if not pairs:
@@ -52,7 +58,7 @@ class KVCache:
     @property
     def block_bytes(self) -> int:
         """What one block holds, all layers."""
-        return sum(part[0].numel() * part.element_size() for page in self.pages for part in page)
+        return self._in_blocks.block_bytes
 
     def read(self, blocks: Sequence[int]) -> list[bytes]:
         """Contents of blocks, each all layers' one after another. Waits for what is under way."""
@@ -64,30 +70,21 @@ class KVCache:
         self.scatter(blocks, rows.to(self.pages[0][0].device))
 
     def gather(self, blocks: Sequence[int]) -> torch.Tensor:
-        """[blocks, bytes of a block]"""
-        places = torch.tensor(blocks, device=self.pages[0][0].device)
-        parts = [_as_bytes(_plain(part).index_select(0, places)) for page in self.pages for part in page]
-        return torch.cat(parts, dim=1)
+        """[blocks, bytes of a block]. Waits for nothing."""
+        return gather_blocks(self._places(blocks), self._in_blocks)
 
     def scatter(self, blocks: Sequence[int], rows: torch.Tensor) -> None:
-        places = torch.tensor(blocks, device=rows.device)
-        begin = 0
-        for page in self.pages:
-            for part in page:
-                size = part[0].numel() * part.element_size()
-                own = rows[:, begin : begin + size].contiguous().view(_plain(part).dtype)
-                _plain(part).index_copy_(0, places, own.view(len(blocks), *part.shape[1:]))
-                begin += size
+        scatter_blocks(self._places(blocks), self._in_blocks, rows)
+
+    def _places(self, blocks: Sequence[int]) -> torch.Tensor:
+        """From pinned memory: from any other a copy would wait for the steps before it."""
+        device = self.pages[0][0].device
+        return torch.tensor(blocks, pin_memory=device.type == "cuda").to(device, non_blocking=True)
 
 
 def _plain(part: torch.Tensor) -> torch.Tensor:
     """8-bit floats as bytes: torch picks no rows of them."""
     return part.view(torch.uint8) if part.dtype == torch.float8_e4m3fn else part
-
-
-def _as_bytes(numbers: torch.Tensor) -> torch.Tensor:
-    """[blocks, bytes of a block]"""
-    return numbers.contiguous().view(torch.uint8).view(len(numbers), -1)
 
 
 CACHE_DTYPES: dict[str, torch.dtype | None] = {"auto": None, "fp8": torch.float8_e4m3fn, "int8": torch.int8}
@@ -100,4 +97,4 @@ def bytes_per_kv_value(spec: ModelSpec, dtype: torch.dtype) -> float:
         return float(dtype.itemsize)
     num_values = sum(layer.attention.kv_values_per_token for layer in spec.layers)
     num_scales = sum(2 * layer.attention.num_kv_heads for layer in spec.layers if isinstance(layer.attention, GQA))
-    return 1.0 + 4.0 * num_scales / num_values
+    return 1.0 + 4.0 * num_scales / max(num_values, 1)

@@ -12,7 +12,7 @@ from penstock.runtime.layers.mlp import Gated, Ungated
 from penstock.runtime.layers.moe import MixtureOfExperts
 from penstock.runtime.layers.norm import AnyNorm, NoNorm, make_norm
 from penstock.runtime.layers.trunk import TrunkParts
-from penstock.runtime.models.spec import MLP, GatedMLP, Layer, ModelSpec, NormPlacement, PlainMLP
+from penstock.runtime.models.spec import MLP, NO_MLP, GatedMLP, Layer, ModelSpec, NormPlacement, PlainMLP
 
 NORMS: dict[NormPlacement, frozenset[str]] = {
     "pre": frozenset({"attention_norm", "mlp_norm"}),
@@ -49,12 +49,15 @@ def _parts(spec: ModelSpec, dtype: torch.dtype) -> TrunkParts:
 
 def _layer(spec: ModelSpec, layer: Layer, number: int, dtype: torch.dtype) -> AnyLayer:
     names = ("attention_norm", "attention_post_norm", "mlp_norm", "mlp_post_norm")
+    placed = NORMS[layer.norms] - ({"mlp_norm"} if layer.mlp == NO_MLP else set())
     norms: dict[str, AnyNorm] = {
-        name: make_norm(spec.norm, spec.hidden_size) if name in NORMS[layer.norms] else NoNorm() for name in names
+        name: make_norm(spec.norm, spec.hidden_size) if name in placed else NoNorm() for name in names
     }
     attention = build_mixer(spec, number, dtype)
-    kind = ResidualLayer if layer.norms == "residual" else StreamLayer
-    return kind(attention, _mlp(layer.mlp, spec.hidden_size, dtype), norms, layer.residual_scale)
+    if layer.norms == "residual":
+        return ResidualLayer(attention, _mlp(layer.mlp, spec.hidden_size, dtype), norms)
+    mlp = None if layer.mlp == NO_MLP else _mlp(layer.mlp, spec.hidden_size, dtype)
+    return StreamLayer(attention, mlp, norms, layer.residual_scale)
 
 
 def _mlp(mlp: MLP, hidden_size: int, dtype: torch.dtype) -> AnyMLP:

@@ -11,14 +11,14 @@ AnyMLP = Gated | Ungated | MixtureOfExperts
 
 
 class StreamLayer(nn.Module):
-    """Sublayers that each read the residual stream and add to it (placements pre, post and sandwich).
+    """Sublayers that each read the residual stream and add to it (placements pre, post and sandwich); an MLP may be absent.
 
     A sublayer's output is handed on as `x`, not yet added, so that adding it and norming the sum are one operation. The
     stream is written in place.
     """
 
     def __init__(
-        self, attention: nn.Module, mlp: AnyMLP, norms: dict[str, AnyNorm], residual_scale: float = 1.0
+        self, attention: nn.Module, mlp: AnyMLP | None, norms: dict[str, AnyNorm], residual_scale: float = 1.0
     ) -> None:
         super().__init__()
         self.attention = attention
@@ -30,6 +30,8 @@ class StreamLayer(nn.Module):
     def forward(self, x: Tensor | None, stream: Tensor, step: Step) -> tuple[Tensor | None, Tensor]:
         read = self.attention_norm(stream) if x is None else self.attention_norm.add(x, stream)
         x = self._scaled(self.attention_post_norm(self.attention(read, step)))
+        if self.mlp is None:
+            return x, stream
         read = self.mlp_norm.add(x, stream)
         return self._scaled(self.mlp_post_norm(self.mlp(read))), stream
 

@@ -12,6 +12,8 @@ from typing import Any
 
 from penstock.errors import ModelFileError
 from penstock.runtime.models.fields import Fields
+from penstock.runtime.models.kinds.bounded import Bounded
+from penstock.runtime.models.kinds.forgetting import unbounded
 from penstock.runtime.models.registry import BY_GGUF, BY_MODEL_TYPE
 from penstock.runtime.models.spec import ModelSpec, MoE, only_gqa
 from penstock.runtime.models.weights import Concat, Recipe, Recipes, Stack, Tensor, sources
@@ -96,6 +98,7 @@ def base_recipes(spec: ModelSpec, *, is_gguf: bool = False, names: Collection[st
     architecture = BY_MODEL_TYPE.get("deepseek_v3" if spec.architecture == "deepseek" else spec.architecture)
     if architecture is None:
         raise ModelFileError(f"adapters of architecture {spec.architecture} are not known")
+    spec = unbounded(spec)
     recipes = architecture.gguf_recipes(spec, names) if is_gguf else architecture.recipes(spec, names)
     if spec.tied_embedding:
         recipes["output.weight"] = Tensor("output.weight" if is_gguf else "lm_head.weight")
@@ -149,7 +152,8 @@ def matrix_shape(name: str, recipe: Recipe, spec: ModelSpec) -> MatrixShape | No
         return None
     _, number, part = name.removesuffix(".weight").split(".", 2)
     layer, hidden = spec.layers[int(number)], spec.hidden_size
-    attention, mlp = only_gqa(layer.attention, "adapted"), layer.mlp
+    whole = layer.attention.attention if isinstance(layer.attention, Bounded) else layer.attention
+    attention, mlp = only_gqa(whole, "adapted"), layer.mlp
     width = mlp.expert.width if isinstance(mlp, MoE) else mlp.width
     if isinstance(recipe, Stack):
         recipe = recipe.parts[0]

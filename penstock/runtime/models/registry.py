@@ -26,7 +26,7 @@ from penstock.runtime.models.architectures import (
     qwen3,
     qwen3_moe,
 )
-from penstock.runtime.models.architectures.hybrids import falcon_h1, granite4, lfm2, qwen3_next
+from penstock.runtime.models.architectures.hybrids import falcon_h1, granite4, lfm2, nemotron_h, qwen3_next
 from penstock.runtime.models.fields import Fields
 from penstock.runtime.models.gguf_head import GgufHead
 from penstock.runtime.models.pooling import pooling_from_config
@@ -73,6 +73,7 @@ BY_CLASS: dict[str, Architecture] = {
     "Lfm2ForCausalLM": lfm2,
     "Qwen3NextForCausalLM": qwen3_next,
     "FalconH1ForCausalLM": falcon_h1,
+    "NemotronHForCausalLM": nemotron_h,
     "DeepseekV2ForCausalLM": deepseek,
     "DeepseekV3ForCausalLM": deepseek,
     "Glm4MoeLiteForCausalLM": deepseek,
@@ -101,6 +102,7 @@ BY_MODEL_TYPE: dict[str, Architecture] = {
     "lfm2": lfm2,
     "qwen3_next": qwen3_next,
     "falcon_h1": falcon_h1,
+    "nemotron_h": nemotron_h,
     "kimi_k2": deepseek,
     "deepseek_v2": deepseek,
     "deepseek_v3": deepseek,

@@ -14,8 +14,9 @@ from penstock.runtime.models.kinds.cache import CacheGroup, CacheLayout, Kind, c
 from penstock.runtime.models.kinds.recurrent import GatedDelta, Mamba2, ShortConv
 from penstock.runtime.models.kinds.side_by_side import SideBySide
 
-Activation = Literal["silu", "gelu", "gelu_tanh", "swiglu_clamped"]
-"""`swiglu_clamped` is GPT-OSS's gate: clamp to 7, then gate * sigmoid(1.702 * gate) * (up + 1)."""
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu2", "swiglu_clamped"]
+"""`relu2` is the square of what is above zero (Nemotron-H). `swiglu_clamped` is GPT-OSS's gate: clamp to 7, then
+gate * sigmoid(1.702 * gate) * (up + 1)."""
 
 NormPlacement = Literal["pre", "post", "sandwich", "residual"]
 """Where a sublayer f is normed:
@@ -308,6 +309,9 @@ def only_gqa(part: object, purpose: str) -> GQA:
 
 MLP = GatedMLP | PlainMLP | MoE
 
+NO_MLP = PlainMLP(0, "relu2")
+"""Of a layer that mixes tokens and does nothing else: it has neither an MLP nor the norm before one (Nemotron-H)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Layer:
@@ -398,6 +402,6 @@ class ModelSpec:
     def _norm_sizes(self) -> Iterator[int]:
         size = self.hidden_size * (2 if self.norm.kind == "layer" else 1)
         for layer in self.layers:
-            yield size * (4 if layer.norms == "sandwich" else 2)
+            yield size * (4 if layer.norms == "sandwich" else 1 if layer.mlp == NO_MLP else 2)
         has_final = all(layer.norms != "residual" for layer in self.layers)
         yield size * (has_final + self.embedding_norm)

@@ -18,6 +18,7 @@ _PLAIN: dict[Activation, Callable[[Tensor], Tensor]] = {
     "silu": functional.silu,
     "gelu": functional.gelu,
     "gelu_tanh": partial(functional.gelu, approximate="tanh"),
+    "relu2": lambda x: functional.relu(x).square(),
 }
 
 
@@ -27,7 +28,7 @@ def activate(x: Tensor, activation: Activation) -> Tensor:
 
 def _examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
     generator = torch.Generator(device).manual_seed(2)
-    activations: tuple[Activation, ...] = ("silu", "gelu", "gelu_tanh", "swiglu_clamped")
+    activations: tuple[Activation, ...] = ("silu", "gelu", "gelu_tanh", "swiglu_clamped", "relu2")
     for dtype in (torch.float32, torch.float16):
         for activation in activations:
             yield torch.randn((5, 2 * 96), generator=generator, device=device).to(dtype) * 4, activation

@@ -1,7 +1,10 @@
-"""From the joined q, k, v of a step to queries ready to attend, and keys and values written to the cache."""
+"""From the joined q, k, v of a step to queries ready to attend, and keys and values written to the cache;
+blocks of it as bytes."""
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -126,3 +129,57 @@ def _norm_heads(heads: Tensor, weight: Tensor, eps: float) -> Tensor:
     if weight.shape[0] == heads.shape[-1]:
         return rms_norm(heads, weight, eps)
     return rms_norm(heads.flatten(1), weight, eps).view_as(heads)
+
+
+@dataclass
+class BlockParts:
+    """Tensors [num_blocks, ...] that together hold blocks: those of all layers. What copies have to know is found once."""
+
+    tensors: tuple[Tensor, ...]
+
+    @cached_property
+    def block_bytes(self) -> int:
+        return sum(part.nbytes // part.shape[0] for part in self.tensors)
+
+    @cached_property
+    def word_count(self) -> int | None:
+        """Words of four bytes that a block has in each part; None where parts differ in it, or lie apart."""
+        sizes = {(part.nbytes // part.shape[0], part.is_contiguous()) for part in self.tensors}
+        ((size, is_whole), *others) = sizes
+        return size // 4 if is_whole and not others and size % 4 == 0 else None
+
+    @cached_property
+    def pointers(self) -> Tensor:
+        return torch.tensor([part.data_ptr() for part in self.tensors], device=self.tensors[0].device)
+
+
+def _block_examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
+    generator = torch.Generator(device).manual_seed(6)
+    blocks = torch.tensor([3, 0, 5], device=device)
+    for dtype, scales in ((torch.float16, False), (torch.uint8, True)):
+        parts = tuple([torch.randint(0, 100, (6, 8, 2, 24), generator=generator, device=device) for _ in range(3)])
+        parts = tuple([part.to(dtype) for part in parts])
+        yield blocks, BlockParts((*parts, torch.ones((6, 8, 2), device=device)) if scales else parts)
+
+
+@operation(_block_examples)
+def gather_blocks(blocks: Tensor, parts: BlockParts) -> Tensor:
+    """[blocks, bytes]: what those blocks have in all parts [num_blocks, ...], one part after another."""
+    chosen = [_plain(part).index_select(0, blocks).contiguous() for part in parts.tensors]
+    return torch.cat([part.view(torch.uint8).view(len(blocks), -1) for part in chosen], dim=1)
+
+
+def _scatter_examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
+    for blocks, parts in _block_examples(device):
+        yield blocks, parts, gather_blocks.definition(blocks.flip(0), parts)
+
+
+@operation(_scatter_examples)
+def scatter_blocks(blocks: Tensor, parts: BlockParts, rows: Tensor) -> None:
+    """Writes what `gather_blocks` gave, here or elsewhere, to those blocks."""
+    begin = 0
+    for part in parts.tensors:
+        size = part[0].numel() * part.element_size()
+        own = rows[:, begin : begin + size].contiguous().view(_plain(part).dtype)
+        _plain(part).index_copy_(0, blocks, own.view(len(blocks), *part.shape[1:]))
+        begin += size

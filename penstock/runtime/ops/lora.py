@@ -17,7 +17,9 @@ from penstock.runtime.ops.op import operation
 
 RANK_STEP = 16
 """Ranks are rounded up to a multiple, with zeros."""
-MANY_TOKENS = 512
+TILES = ((256, 8), (512, 16))
+"""Up to so many tokens, tiles of so many."""
+MOST_TILE = 64
 MOST_PARTS = 3
 
 
@@ -30,11 +32,14 @@ class LoraBank(NamedTuple):
     numbers: Tensor
     """[adapters but 0, room]: all matrices of an adapter, one behind another."""
     places: Tensor
-    """int32 [adapters, 4]: rank, where A and B begin (multiples of 16), whether factors count; rank 0 for no change."""
+    """int32 [adapters, 4], `[:, number]` of those of all products: rank, where A and B begin (multiples of 16), whether factors
+    count; rank 0 for no change."""
     factors: Tensor
     """float32 [adapters, outputs] that the plain product counts times, of DoRAs."""
     most_rank: int
     """The highest rank that an adapter may have."""
+    number: int = 0
+    """Which of the model's products it is."""
 
 
 def is_even(sizes: Sequence[int]) -> bool:
@@ -44,18 +49,20 @@ def is_even(sizes: Sequence[int]) -> bool:
 
 def lora_tile(num_tokens: int) -> int:
     """Tokens of one adapter that are computed together."""
-    return 16 if num_tokens <= MANY_TOKENS else 64
+    return next((tile for most, tile in TILES if num_tokens <= most), MOST_TILE)
 
 
 class TokenTiles(NamedTuple):
-    """Tokens in runs of one adapter each, up to a tile long: those of adapters, those of none, and room for more."""
+    """Tokens in runs of one adapter each, up to a tile long, and room for more."""
 
     tokens: Tensor
     """int32 [tiles, tile]; -1 where a run is shorter."""
     slots: Tensor
     """int32 [tiles], -1 where there is no run."""
+    places: Tensor
+    """int32 [tiles, products, 4]: of each run's adapter, as `LoraBank` has them; zeros for none."""
     counts: Tensor
-    """int32 [2]: runs of adapters, runs in all."""
+    """int32 [tiles], zeros: programs count there which of them is the last."""
 
 
 def _tile_examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
@@ -63,27 +70,29 @@ def _tile_examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
     for count, num_slots in ((1, 4), (9, 3), (70, 5), (600, 9)):
         slots = torch.randint(0, num_slots, (count,), generator=generator, device=device).int()
         slots[count // 2 :] = num_slots - 1
-        yield slots, num_slots
+        places = torch.randint(1, 99, (num_slots, 70, 4), generator=generator, device=device).int()
+        places[0] = 0
+        yield slots, places
 
 
 @operation(_tile_examples)
-def tile_tokens(slots: Tensor, num_slots: int) -> TokenTiles:
-    """Of tokens with these adapters, in their order; once a step, for all products."""
-    tile = lora_tile(len(slots))
-    num_tiles = max_tiles(len(slots), num_slots, tile)
-    runs = [
-        (slot, run)
-        for slot in (*range(1, num_slots), 0)
-        for run in torch.split(torch.where(slots == slot)[0], tile)
-        if len(run)
-    ]
-    tokens = torch.full((num_tiles, tile), -1, dtype=torch.int32, device=slots.device)
-    owners = torch.full((num_tiles,), -1, dtype=torch.int32, device=slots.device)
-    for number, (slot, run) in enumerate(runs):
-        tokens[number, : len(run)] = run.int()
-        owners[number] = slot
-    num_adapted = sum(slot > 0 for slot, _ in runs)
-    return TokenTiles(tokens, owners, torch.tensor([num_adapted, len(runs)], dtype=torch.int32, device=slots.device))
+def tile_tokens(slots: Tensor, places: Tensor) -> TokenTiles:
+    """Of tokens with these adapters, in their order; once a step, for all products.
+
+    `places` [adapters, products, 4] are all that `LoraBank`s have. Each adapter has room for one run more than its tokens fill.
+    """
+    tile, num_slots = lora_tile(len(slots)), len(places)
+    tokens = torch.full((max_tiles(len(slots), num_slots, tile), tile), -1, dtype=torch.int32, device=slots.device)
+    owners = torch.full((len(tokens),), -1, dtype=torch.int32, device=slots.device)
+    num_before = 0
+    for slot in range(num_slots):
+        ours = torch.where(slots == slot)[0].int()
+        for number, run in enumerate(torch.split(ours, tile) if len(ours) else ()):
+            at = num_before // tile + slot + number
+            tokens[at, : len(run)] = run
+            owners[at] = slot
+        num_before += len(ours)
+    return TokenTiles(tokens, owners, places[owners.clamp(min=0).long()], torch.zeros_like(owners))
 
 
 def _banks(
@@ -107,7 +116,7 @@ def _examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
     generator = torch.Generator(device).manual_seed(34)
     for dtype in (torch.float32, torch.float16):
         for tokens, columns, sizes, has_bias in (
-            (1, 64, (48,), True), (9, 96, (64, 32, 32), False), (70, 160, (128, 128), True),
+            (1, 64, (48,), True), (9, 1056, (64, 32, 32), False), (70, 160, (128, 128), True), (530, 64, (32,), True),
         ):  # fmt: skip
 
             def normal(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
@@ -118,7 +127,7 @@ def _examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
             bank = _banks(device, generator, columns, sizes, dtype)
             bias = normal(sum(sizes)) if has_bias else None
             product = normal(tokens, sum(sizes)).clone
-            yield normal(tokens, columns), product, bias, tile_tokens(slots, 4), slots, bank, sizes
+            yield normal(tokens, columns), product, bias, tile_tokens(slots, bank.places[:, None]), slots, bank, sizes
 
 
 def _gated_examples(device: torch.device) -> Iterator[tuple[Any, ...]]:

@@ -7,8 +7,8 @@ BOARD = "board"
 
 
 class Board:
-    def __init__(self) -> None:
-        self._state: dict[str, Any] = {}
+    def __init__(self, state: dict[str, Any]) -> None:
+        self._state = state
 
     def write(self, state: dict[str, Any]) -> None:
         self._state = state

@@ -22,4 +22,6 @@ def look(address: str) -> dict[str, Any]:
         raise ConfigError("no service of penstock up runs on that cluster") from error
     finally:
         ray.shutdown()
+    if not state:
+        raise ConfigError("the service on that cluster has only begun and said nothing yet; ask again")
     return state

@@ -133,13 +133,13 @@ class RayCluster:
             raise ConfigError(
                 f"a replica takes {num_nodes} nodes and the cluster has {found}; add some, or lower --nodes"
             )
-        self._board = self._new_board()
+        self._board = self._new_board({})
 
-    def _new_board(self) -> Any:
+    def _new_board(self, state: dict[str, Any]) -> Any:
         """On this process's own node: it lives as long as we do."""
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
         options = {"name": BOARD, "num_cpus": 0, "get_if_exists": True, "scheduling_strategy": here}
-        return ray.remote(Board).options(**options).remote()
+        return ray.remote(Board).options(**options).remote(state)
 
     async def show(self, state: dict[str, Any]) -> None:
         """Put up what `penstock status` reads. A board that was lost with its node is made anew: no service ends for it."""
@@ -149,7 +149,7 @@ class RayCluster:
             pass
         except ray.exceptions.RayError:
             with contextlib.suppress(ray.exceptions.RayError, ValueError):
-                self._board = self._new_board()
+                self._board = self._new_board(state)
 
     async def place(self, config: str) -> RayPlacement:
         strategy = "STRICT_PACK" if self._num_nodes == 1 else "STRICT_SPREAD"

@@ -1,6 +1,6 @@
 """Certificates of a listener and of the connections it makes: read at start, and again when their files change.
 
-A pair that does not fit together changes nothing: the one before goes on being shown, and the log says why.
+Files that do not fit together change nothing: those before go on being used, and the log says why.
 """
 
 import asyncio
@@ -20,50 +20,38 @@ HANDSHAKE_S = 10.0
 
 
 class TlsContexts:
-    """The contexts that show one certificate: a listener's, and those for connections to replicas."""
+    """The contexts of connections from now on: a listener's, and those for connections to replicas."""
 
     def __init__(self, config: TlsConfig) -> None:
         """Raises ConfigError for files that cannot be used."""
         self._config = config
-        self._contexts: list[ssl.SSLContext] = []
         self._outgoing: dict[Path | None, ssl.SSLContext] = {}
-        self._stamp = self._file_stamp()
-        self.listener: ssl.SSLContext | None = None
-        """None where plain HTTP is spoken."""
-        if config.tls_cert is not None:
-            self.listener = _context(ssl.PROTOCOL_TLS_SERVER)
-            self._show(self.listener)
-            if config.tls_client_ca is not None:
-                _trust(self.listener, config.tls_client_ca, "--tls-client-ca")
-                self.listener.verify_mode = ssl.CERT_REQUIRED
+        self._stamps = _stamps(*self._paths())
+        self.listener = self._shown = self._listening()
+        """The first is what a listener is made with, None where plain HTTP is spoken; every handshake asks for the second."""
+        if self.listener is not None:
+            self.listener.sni_callback = self._choose
 
     def outgoing(self, ca: Path | None) -> ssl.SSLContext:
-        """For servers that `ca` signs, or those whom the system trusts."""
-        if ca in self._outgoing:
-            return self._outgoing[ca]
-        context = self._outgoing[ca] = _context(ssl.PROTOCOL_TLS_CLIENT)
-        if ca is None:
-            context.load_default_certs()
-        else:
-            _trust(context, ca, "--replica-ca")
-        if self._config.tls_cert is not None:
-            self._show(context)
-        return context
+        """For servers that `ca` signs, or those whom the system trusts; asked for at every connection."""
+        if ca not in self._outgoing:
+            self._outgoing[ca] = self._calling(ca)
+            self._stamps |= _stamps(ca)
+        return self._outgoing[ca]
 
     def look(self) -> bool:
-        """Take up a renewed certificate, for connections made from now on; returns whether there was one."""
-        stamp = self._file_stamp()
-        if stamp == self._stamp:
+        """Take up renewed files, for connections made from now on; returns whether there were any."""
+        stamps = _stamps(*self._paths())
+        if stamps == self._stamps:
             return False
-        self._stamp = stamp
-        try:
-            self._load(_context(ssl.PROTOCOL_TLS_SERVER))  # a half that does not fit must not reach a context in use
-            for context in self._contexts:
-                self._load(context)
+        self._stamps = stamps
+        try:  # all or nothing: a half that does not fit must not reach a connection
+            shown, outgoing = self._listening(), {ca: self._calling(ca) for ca in self._outgoing}
         except ConfigError as error:
-            LOGGER.error("the certificate changed and cannot be used, the one before stays: %s", error)
+            LOGGER.error("certificates changed and cannot be used, those before stay: %s", error)
             return False
-        LOGGER.warning("the certificate %s is read again", self._config.tls_cert)
+        self._shown, self._outgoing = shown, outgoing
+        LOGGER.warning("certificates are read again: %s", ", ".join(str(path) for path in self._paths()))
         return True
 
     async def watch(self) -> None:
@@ -72,9 +60,31 @@ class TlsContexts:
             await asyncio.sleep(LOOK_S)
             self.look()
 
-    def _show(self, context: ssl.SSLContext) -> None:
+    def _choose(self, connection: ssl.SSLObject, name: str | None, first: ssl.SSLContext) -> None:
+        """A listener's own context cannot be exchanged, and authorities once trusted cannot be taken out of it."""
+        connection.context = self._shown or first
+
+    def _listening(self) -> ssl.SSLContext | None:
+        config = self._config
+        if config.tls_cert is None:
+            return None
+        context = _context(ssl.PROTOCOL_TLS_SERVER)
         self._load(context)
-        self._contexts.append(context)
+        if config.tls_client_ca is not None:
+            _trust(context, config.tls_client_ca, "--tls-client-ca")
+            context.verify_mode = ssl.CERT_REQUIRED
+            context.minimum_version = ssl.TLSVersion.TLSv1_3
+            context.num_tickets = 0  # a resumed session would outlive the authority that vouched for it
+        return context
+
+    def _calling(self, ca: Path | None) -> ssl.SSLContext:
+        context = _context(ssl.PROTOCOL_TLS_CLIENT)
+        if ca is None:
+            context.load_default_certs()
+        else:
+            _trust(context, ca, "--replica-ca")
+        self._load(context)
+        return context
 
     def _load(self, context: ssl.SSLContext) -> None:
         config = self._config
@@ -88,14 +98,20 @@ class TlsContexts:
                 "give a certificate and its own key, without a password, as PEM"
             ) from error
 
-    def _file_stamp(self) -> tuple[tuple[int, int, int], ...]:
-        found = []
-        for path in (self._config.tls_cert, self._config.tls_key):
-            with contextlib.suppress(OSError):
-                if path is not None:
-                    status = path.stat()
-                    found.append((status.st_mtime_ns, status.st_size, status.st_ino))
-        return tuple(found)
+    def _paths(self) -> list[Path]:
+        named = (self._config.tls_cert, self._config.tls_key, self._config.tls_client_ca, *self._outgoing)
+        return [path for path in named if path is not None]
+
+
+def _stamps(*paths: Path | None) -> dict[Path, tuple[int, int, int]]:
+    """What changes when a file does, of those that are there."""
+    found = {}
+    for path in paths:
+        with contextlib.suppress(OSError):
+            if path is not None:
+                status = path.stat()
+                found[path] = (status.st_mtime_ns, status.st_size, status.st_ino)
+    return found
 
 
 def _context(protocol: int) -> ssl.SSLContext:

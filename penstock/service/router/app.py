@@ -35,13 +35,14 @@ from penstock.service.router.pages import is_for_any_replica, page_answer
 from penstock.service.router.policy import RoutedCall
 from penstock.service.router.proxy.asked import BYTES_PER_TOKEN, NOTHING, Wanted, chunk_hashes, wanted_of
 from penstock.service.router.proxy.client import InboundConnection
-from penstock.service.router.proxy.endpoint import ConnectionPool, fetch
 from penstock.service.router.proxy.incoming import AnswerSink, Incoming, PlainCaller
 from penstock.service.router.proxy.job import AdmittedRequest, Job, RelayOutcome
 from penstock.service.router.proxy.relay import Relay
+from penstock.service.router.proxy.replica_pool import ReplicaPool
 from penstock.service.router.proxy.sockets import RelayedSocket
 from penstock.service.router.surface import OWN_ROUTES, metrics, metrics_of_no_tenant
 from penstock.service.router.trace import RouterTracer
+from penstock.service.upstream.connections import fetch
 
 SWEEP_S = 0.25
 BLOCKS_S = 0.5
@@ -85,7 +86,7 @@ class RouterApp:
         self.config = config
         self.version = version
         self.max_body_bytes = listen.max_body_mib << 20
-        self.has_tenants = gateway is not None or len(listen.api_key) > 1
+        self.has_tenants = gateway is not None or len(listen.api_key) > 1 or listen.jwt is not None
         self.bodies = BodiesInFlight(IN_FLIGHT * self.max_body_bytes, has_tenants=self.has_tenants)
         self._stalls = StallWatch()
         self.fleet = LiveFleet(config.slow_start_s)
@@ -113,6 +114,8 @@ class RouterApp:
     def start(self) -> None:
         self._run(self._sweep())
         self._run(self.tls.watch())
+        if self.access.tokens is not None:
+            self._run(self.access.tokens.watch())
         if self.gate is not None:
             self._run(self.gate.refresh())
             self._run(BillCollector(self.gate.gateway, self.members).run())
@@ -301,7 +304,7 @@ class RouterApp:
 
     def _start(self, arrival: AdmittedRequest) -> None:
         """Where replicas report their caches, one of them is asked first what the prompt is made of."""
-        pools: list[ConnectionPool] = []
+        pools: list[ReplicaPool] = []
         if self.dispatch.is_told and arrival.request.path in BLOCK_PATHS:
             pools = [pool for one, pool in self.members if pool.is_ours and self.fleet.takes(one, time.monotonic())]
         if pools:
@@ -309,7 +312,7 @@ class RouterApp:
         else:
             self._begin(arrival)
 
-    async def _learn_blocks(self, arrival: AdmittedRequest, pool: ConnectionPool) -> None:
+    async def _learn_blocks(self, arrival: AdmittedRequest, pool: ReplicaPool) -> None:
         """The engine's own words for the prompt; where they do not come, the request goes to the least busy."""
         try:
             found = await fetch(pool, self._job(arrival).asking_blocks(pool), BLOCKS_S)

@@ -18,11 +18,11 @@ from penstock.service.router.kept.holders import Holders
 from penstock.service.router.members import Members
 from penstock.service.router.meters import RouterMeters
 from penstock.service.router.policy import POLICIES, TOLD_POLICIES, Policy, RouteChoice
-from penstock.service.router.proxy.endpoint import ConnectionPool
 from penstock.service.router.proxy.incoming import Incoming
 from penstock.service.router.proxy.job import Job, RelayOutcome
 from penstock.service.router.proxy.prefill import Handovers
 from penstock.service.router.proxy.relay import Relay
+from penstock.service.router.proxy.replica_pool import ReplicaPool
 from penstock.service.router.record import DecisionLog
 
 RETRY_SHARE = 0.1
@@ -66,7 +66,7 @@ class Dispatcher:
 
     # Whom to ask
 
-    def choose(self, relay: Relay) -> tuple[LiveReplica, ConnectionPool]:
+    def choose(self, relay: Relay) -> tuple[LiveReplica, ReplicaPool]:
         """Raises CapacityError where no replica takes requests."""
         job, now = relay.job, self.now()
         if job.holder:
@@ -90,7 +90,7 @@ class Dispatcher:
             self.handovers.begin(job, replica, relay.tried)
         return replica, self.members.pool(replica)
 
-    def pool_of(self, replica: LiveReplica) -> ConnectionPool:
+    def pool_of(self, replica: LiveReplica) -> ReplicaPool:
         return self.members.pool(replica)
 
     def _holder(self, job: Job) -> LiveReplica:

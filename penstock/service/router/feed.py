@@ -9,7 +9,8 @@ import contextlib
 
 from penstock.service import kv_events
 from penstock.service.router.fleet import LiveFleet, LiveReplica, ReplicaState
-from penstock.service.router.proxy.endpoint import ConnectionPool, Headers
+from penstock.service.router.proxy.replica_pool import ReplicaPool
+from penstock.service.upstream.connections import Headers
 
 PAUSE_S = 0.2
 FOREIGN_PAUSE_S = 10.0
@@ -19,7 +20,7 @@ FOREIGN_PAUSE_S = 10.0
 class BlockFollower:
     """One replica's; `run` until cancelled."""
 
-    def __init__(self, fleet: LiveFleet, replica: LiveReplica, pool: ConnectionPool) -> None:
+    def __init__(self, fleet: LiveFleet, replica: LiveReplica, pool: ReplicaPool) -> None:
         self._fleet = fleet
         self._replica = replica
         self._pool = pool

@@ -34,6 +34,13 @@ LOADED_LEAD = 8
 """Requests that a replica which has the model or adapter loaded may have more than the least busy one."""
 
 
+def serves(models: tuple[str, ...] | None, model: str) -> bool:
+    """Whether a replica of these models, which may be unknown, answers to a name; also to adapters together: one*0.5+other."""
+    if models is None or model in models:
+        return True
+    return ("*" in model or "+" in model) and all(piece.partition("*")[0] in models for piece in model.split("+"))
+
+
 class ReplicaState(Enum):
     UNKNOWN = "unknown"
     """Not probed yet."""
@@ -50,6 +57,7 @@ class LiveReplica:
     __slots__ = (
         "_num_answers",
         "asked_s",
+        "assigned_role",
         "breaker",
         "ejected_until_s",
         "first_byte_s",
@@ -57,6 +65,7 @@ class LiveReplica:
         "is_draining",
         "is_outside",
         "is_silent",
+        "is_turning",
         "kv_usage_fraction",
         "loaded",
         "models",
@@ -98,6 +107,10 @@ class LiveReplica:
         """Hashes of blocks it reported."""
         self.offer: BlockOffer | None = None
         """What it lets other replicas fetch, and its role; None where it says nothing of that."""
+        self.assigned_role: str | None = None
+        """What the router uses it for in place of its own role, from some moment on."""
+        self.is_turning = False
+        """It gets a new role once what it is doing has ended; until then it gets nothing new."""
         self.heard_s = 0.0
         """When anything came from it: a probe's answer, or a part of any other."""
         self.told_s = 0.0
@@ -123,9 +136,14 @@ class LiveReplica:
         self.token_s += share * (seconds / max(num_tokens, 1) - self.token_s)
 
     @property
+    def role(self) -> str | None:
+        """What it is used for among replicas that offer their blocks; None if it offers none."""
+        return None if self.offer is None else self.assigned_role or self.offer.role
+
+    @property
     def only_prefills(self) -> bool:
         """It answers requests only where no other replica does."""
-        return self.offer is not None and self.offer.role == "prefill"
+        return self.role == "prefill"
 
     @property
     def is_judged(self) -> bool:
@@ -170,11 +188,11 @@ class LiveFleet:
         """Replicas that serve the model, as far as we know; all for no name."""
         if not model:
             return self.own
-        return [replica for replica in self if replica.models is None or model in replica.models]
+        return [replica for replica in self if serves(replica.models, model)]
 
     def is_known(self, model: str) -> bool:
         """Some replica serves it, or might."""
-        return not model or any(replica.models is None or model in replica.models for replica in self)
+        return not model or any(serves(replica.models, model) for replica in self)
 
     def wait_s(self, model: str, now: float) -> float:
         """Until a prompt would be begun, as far as it can be told; endless where no replica takes one."""
@@ -185,6 +203,7 @@ class LiveFleet:
         return (
             replica.state is ReplicaState.READY
             and not replica.is_draining
+            and not replica.is_turning
             and not replica.is_silent
             and replica.breaker.allows(now)
             and replica.ejected_until_s <= now
@@ -267,6 +286,7 @@ class LiveFleet:
     def end(self, replica: LiveReplica, is_good: bool | None, num_tokens: int, now: float) -> None:
         """`is_good` is None where the outcome says nothing of the replica; `num_tokens` of a prompt never begun."""
         replica.num_pending -= 1
+        replica.is_turning = replica.is_turning and replica.num_pending > 0
         replica.num_waiting_tokens -= num_tokens
         if is_good is None:
             replica.breaker.give_up()
@@ -304,6 +324,15 @@ class LiveFleet:
 
     def undrain(self, replica: LiveReplica) -> None:
         replica.is_draining = False
+
+    def assign(self, replica: LiveReplica, role: str) -> None:
+        """Use a replica for something else, once what it is doing has ended."""
+        if replica.offer is None:
+            raise ConfigError(
+                f"replica {replica.name!r} offers no blocks; start it with --role both to change its role"
+            )
+        replica.is_turning = replica.role != role and replica.num_pending > 0
+        replica.assigned_role = None if role == replica.offer.role else role
 
     def set_state(self, replica: LiveReplica, state: ReplicaState, now: float) -> bool:
         """A probe's finding; returns whether the replica's state changed. GONE counts at once."""

@@ -14,8 +14,9 @@ from penstock.metrics.exposition import Counter
 from penstock.service.edge.refusal import Refusal, unavailable
 from penstock.service.gateway.settings import GuardrailSettings
 from penstock.service.router.proxy.asked import NOTHING, wanted_of
-from penstock.service.router.proxy.endpoint import ConnectionPool, endpoint_of, fetch
 from penstock.service.router.proxy.incoming import AnswerSink, Incoming
+from penstock.service.upstream.connections import ConnectionPool, fetch
+from penstock.service.upstream.endpoint import endpoint_of
 
 MAX_HELD_BYTES = 4 << 20
 """Of an answer that is held until it has been judged."""

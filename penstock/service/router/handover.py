@@ -6,6 +6,7 @@ replicas share a device nothing is gained: what one computes the other waits for
 simulator and planner for simulated ones.
 """
 
+from math import inf
 from typing import NamedTuple
 
 SHARED_DELAY = 1.0
@@ -14,6 +15,10 @@ FETCHED_BYTES_S = 1e9
 """Until it was measured."""
 LEAST_GAIN = 0.05
 """Of the seconds of computing where it is answered that moving has to spare."""
+MOST_BUSY = 0.9
+"""Of the time and the memory of replicas: with more, requests queue."""
+RETUNE_GAIN = 0.2
+"""Of the seconds that clients wait that another number of prefill replicas has to spare: changing roles costs a drain."""
 
 
 class PromptSite(NamedTuple):
@@ -35,6 +40,24 @@ class Transfer(NamedTuple):
     latency_s: float = 0.002
     is_shared: bool = False
     """Both replicas compute on one device."""
+    waiting_s: float = 0.0
+    """Until what is on its way already has arrived."""
+
+
+class RoleLoad(NamedTuple):
+    """What replicas that could do either have to do."""
+
+    num_replicas: int
+    prompt_s: float
+    """Seconds of computing prompts that come in a second."""
+    num_answers: float = 0.0
+    """Answers in progress."""
+    kv_fraction: float = 0.0
+    """Of one replica's memory, what all answers together need."""
+    transfer_ratio: float = 0.0
+    """Seconds that a prompt's blocks travel for each second of computing it."""
+    is_shared: bool = False
+    """All compute on one device."""
 
 
 class HandoverVerdict(NamedTuple):
@@ -57,8 +80,10 @@ def judge_handover(here: PromptSite, there: PromptSite, transfer: Transfer, num_
     computing_s = there.num_missing * there_s
     moving_s = here.num_missing * transfer.token_s
     slowed = 1.0 + SHARED_DELAY * (num_running > 0) if transfer.is_shared else 1.0
-    # Blocks travel while the rest is computed: what is slower of both decides.
-    moved_s = there.num_waiting * there_s + max(computing_s * slowed, moving_s) + transfer.latency_s
+    # Blocks travel while the rest is computed, and those of prompts before it too: what is slower of both decides.
+    computed_s = there.num_waiting * there_s + computing_s * slowed
+    arrived_s = max(transfer.waiting_s, there.num_waiting * transfer.token_s) + moving_s
+    moved_s = max(computed_s, arrived_s) + transfer.latency_s
     if transfer.is_shared:
         moved_s += num_running * computing_s * SHARED_DELAY
     if moved_s < (1.0 - LEAST_GAIN) * local_s:
@@ -72,3 +97,27 @@ def judge_handover(here: PromptSite, there: PromptSite, transfer: Transfer, num_
     else:
         why = "it waits longer there"
     return HandoverVerdict(False, local_s, moved_s, why)
+
+
+def waiting_cost(load: RoleLoad, num_prefill: int) -> float:
+    """Seconds that all clients together wait for prompts in a second, with so many replicas that compute prompts alone;
+    infinite where those or the others have too much to do."""
+    num_others, work_s = load.num_replicas - num_prefill, load.prompt_s
+    delayed = work_s * load.num_answers / max(num_others, 1)
+    if not num_prefill:
+        busy = min(work_s / load.num_replicas, MOST_BUSY)
+        return work_s * (1.0 + busy / (2.0 * (1.0 - busy))) + delayed
+    busy = work_s / num_prefill
+    if num_others < 1 or busy > MOST_BUSY or load.kv_fraction > MOST_BUSY * num_others:
+        return inf
+    own_s = work_s * max(1.0, load.transfer_ratio) * (1.0 + busy / (2.0 * (1.0 - busy)))
+    return own_s + (delayed * SHARED_DELAY if load.is_shared else 0.0)
+
+
+def wanted_prefills(load: RoleLoad, num_now: int) -> int:
+    """Of replicas that could do either, how many should compute prompts alone; as many as now where little is to gain."""
+    if load.num_replicas < 2:
+        return 0
+    best = min(range(load.num_replicas), key=lambda count: waiting_cost(load, count))
+    is_better = waiting_cost(load, best) < (1.0 - RETUNE_GAIN) * waiting_cost(load, num_now)
+    return best if is_better else num_now

@@ -10,7 +10,8 @@ from penstock.service.router.feed import BlockFollower
 from penstock.service.router.fleet import LiveFleet, LiveReplica
 from penstock.service.router.policy import TOLD_POLICIES
 from penstock.service.router.probe import Probe
-from penstock.service.router.proxy.endpoint import ConnectionPool, endpoint_of
+from penstock.service.router.proxy.replica_pool import ReplicaPool
+from penstock.service.upstream.endpoint import endpoint_of
 
 
 class Members:
@@ -29,22 +30,21 @@ class Members:
         self._replica_key = replica_key
         self._changed = changed
         self._tls = tls
-        self._pools: dict[str, ConnectionPool] = {}
+        self._pools: dict[str, ReplicaPool] = {}
         self._followers: dict[str, asyncio.Task[None]] = {}
         self._probes: dict[str, tuple[Probe, asyncio.Task[None]]] = {}
 
-    def __iter__(self) -> Iterator[tuple[LiveReplica, ConnectionPool]]:
+    def __iter__(self) -> Iterator[tuple[LiveReplica, ReplicaPool]]:
         """Replicas that are ours to ask, with the way to each."""
         return ((one, self._pools[one.name]) for one in self._fleet if not one.is_outside)
 
-    def pool(self, replica: LiveReplica) -> ConnectionPool:
+    def pool(self, replica: LiveReplica) -> ReplicaPool:
         return self._pools[replica.name]
 
     def add(self, name: str, url: str) -> LiveReplica:
         """Raises ConfigError for a name that is taken or an address that is none."""
         endpoint = endpoint_of(url)
-        tls = self._tls() if self._tls is not None and endpoint.is_tls else None
-        pool = ConnectionPool(endpoint, key=self._replica_key, tls=tls)
+        pool = ReplicaPool(endpoint, key=self._replica_key, tls=self._tls)
         replica = self._fleet.add(name, url)
         probe = Probe(self._fleet, replica, pool, self._config.probe_s, self._changed)
         self._pools[name] = pool
@@ -55,7 +55,7 @@ class Members:
 
     def add_outside(self, name: str, url: str, model: str, key: str) -> None:
         """An outside API, asked as `outside:NAME` by the gateway's rules alone."""
-        pool = ConnectionPool(endpoint_of(url), key=key, model=model)
+        pool = ReplicaPool(endpoint_of(url), key=key, model=model)
         self._fleet.add_outside(OUTSIDE + name, url, OUTSIDE + name)
         self._pools[OUTSIDE + name] = pool
 

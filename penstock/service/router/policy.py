@@ -6,7 +6,6 @@ remembers (which prefix went where) learns from its own choices alone.
 """
 
 from bisect import bisect_right
-from collections import OrderedDict
 from collections.abc import Callable, Container, Sequence
 from hashlib import blake2b
 from typing import ClassVar, NamedTuple, Protocol
@@ -198,30 +197,34 @@ class PrefixReported:
 
 
 class PrefixTree:
-    """Which prefixes were sent where. Every hash says all before it, so a dictionary of hashes is a radix tree. What was not
-    asked for longest is forgotten first, as replicas do.
+    """Which prefixes were sent where. Every hash says all before it, so a set of hashes is a radix tree.
+
+    What was not asked for longest is forgotten first, as replicas do, by halves: a full young half becomes the old one, and
+    what of the old one was not sent again is forgotten. A prefix is sent with whatever is built on it, so it stays as long.
     """
 
     def __init__(self, max_blocks: int) -> None:
-        self._max_blocks = max_blocks
-        self._sent: OrderedDict[tuple[str, bytes], None] = OrderedDict()
+        self._max_young = max_blocks // 2
+        self._num_young = 0
+        self._young: dict[str, set[bytes]] = {}
+        self._old: dict[str, set[bytes]] = {}
 
     def num_held(self, name: str, hashes: Sequence[bytes]) -> int:
-        sent = self._sent
+        young, old = self._young.get(name, _NONE), self._old.get(name, _NONE)
         count = 0
         for hash_ in hashes:
-            if (name, hash_) not in sent:
+            if hash_ not in young and hash_ not in old:
                 break
             count += 1
         return count
 
     def add(self, name: str, hashes: Sequence[bytes]) -> None:
-        sent = self._sent
-        for hash_ in reversed(hashes):  # the last first, so that a prefix outlives what was built on it
-            sent[(name, hash_)] = None
-            sent.move_to_end((name, hash_))
-        while len(sent) > self._max_blocks:
-            sent.popitem(last=False)
+        young = self._young.setdefault(name, set())
+        num_before = len(young)
+        young.update(hashes)
+        self._num_young += len(young) - num_before
+        if self._num_young >= self._max_young:
+            self._old, self._young, self._num_young = self._young, {}, 0
 
 
 class PrefixPredicted:
@@ -309,6 +312,7 @@ TOLD_POLICIES = ("prefix-reported",)
 """Policies that need the engines' own block hashes, of prompts and of caches."""
 
 _NEVER = 2**62
+_NONE: frozenset[bytes] = frozenset()
 _LEAST = LeastPending()
 
 

@@ -16,7 +16,8 @@ from penstock.service import marks
 from penstock.service.edge.stamp import TRUST_HEADER, RelayStamp
 from penstock.service.kv_events import OFFER_HEADER, read_offer
 from penstock.service.router.fleet import LiveFleet, LiveReplica, ReplicaState
-from penstock.service.router.proxy.endpoint import ConnectionPool, Fetched, fetch
+from penstock.service.router.proxy.replica_pool import ReplicaPool
+from penstock.service.upstream.connections import Fetched, fetch
 
 READY_PATHS = ("/readyz", "/health")
 TIMEOUT_S = 4.0
@@ -53,7 +54,7 @@ class Probe:
         self,
         fleet: LiveFleet,
         replica: LiveReplica,
-        pool: ConnectionPool,
+        pool: ReplicaPool,
         interval_s: float,
         changed: Callable[[LiveReplica], None],
     ) -> None:

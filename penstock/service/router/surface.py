@@ -77,7 +77,8 @@ def replicas(app: RouterFacts) -> Answer:
             "num_served": one.num_served,
             "num_failed": one.num_failed,
             "first_byte_s": one.first_byte_s,
-            "role": None if one.offer is None else one.offer.role,
+            "role": one.role,
+            "is_turning": one.is_turning,
             "num_prefilled": int(app.meters.handovers.value((("replica", one.name), ("outcome", "computed")))),
         }
         for one in app.fleet

@@ -5,6 +5,7 @@ The engine is followed once there is a listener, and not before. A listener that
 
 import asyncio
 import contextlib
+import os
 from dataclasses import replace
 from typing import Any
 
@@ -34,6 +35,7 @@ TRANSFERS = (
     ("declined_blocks", "penstock_kv_transfer_declined_blocks", "Blocks computed because fetching was slower"),
     ("offered_blocks", "penstock_kv_transfer_offered_blocks", "Blocks handed out to other engines"),
     ("refused_peers", "penstock_kv_transfer_refused_peers", "Peers that did not know the key or meant another engine"),
+    ("shared_peers", "penstock_kv_transfer_shared_peers", "Peers that read from memory shared with them"),
 )
 """Counted by the engine: field, name and meaning."""
 
@@ -180,8 +182,14 @@ def offer_of(client: EngineClient, role: str | None) -> kv_events.BlockOffer | N
     port, generation, block_bytes = facts.offer.split(" ")
     rates = (0.0, 0.0) if counts is None else (counts.prompt_tokens_s, counts.fetched_bytes_s)
     return kv_events.BlockOffer(
-        role or "both", int(port), generation, int(block_bytes), facts.block_size, facts.device, *rates
+        role or "both", int(port), generation, int(block_bytes), facts.block_size, _place(facts.device), *rates
     )
+
+
+def _place(device: str) -> str:
+    """A device as one machine's processes tell theirs apart: processes held to cores of their own share none."""
+    cores = sorted(os.sched_getaffinity(0)) if device == "cpu" and hasattr(os, "sched_getaffinity") else []
+    return device if len(cores) in (0, os.cpu_count()) else f"{device}:{'-'.join(map(str, cores))}"
 
 
 def prefilling(client: EngineClient, tokenizer: Tokenizer, call: Call) -> Call:

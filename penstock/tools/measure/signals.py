@@ -12,6 +12,7 @@ from typing import Any
 
 from penstock.metrics.exposition import Counter, Gauge, Labels, Metric
 from penstock.tools.measure.environment import ProcessorGroup
+from penstock.tools.measure.nvml import Nvml
 from penstock.tools.measure.this_machine import known_hardware
 
 SLOW_GOVERNORS = ("powersave", "conservative")
@@ -112,29 +113,21 @@ class HostSignals:
 
 
 class GpuSignals:
-    """Through NVML. `library` stands in for it in tests; None where there is none."""
+    """Through NVML. `nvml` stands in for it in tests."""
 
-    def __init__(self, library: Any = None) -> None:
-        self._library = library
+    def __init__(self, nvml: Nvml | None = None) -> None:
+        self._nvml: Nvml | None = None
+        self._handles: list[Any] = []
         self._events: Any = None
         self._num_xids = 0
-        self._handles: list[Any] = []
-        try:
-            if library is None:
-                import pynvml  # type: ignore[import-not-found, import-untyped, unused-ignore]
-
-                self._library = pynvml
-            self._library.nvmlInit()
-            self._handles = [
-                self._library.nvmlDeviceGetHandleByIndex(i) for i in range(self._library.nvmlDeviceGetCount())
-            ]
-        except Exception:  # no driver, no GPU, another library of that name: nothing to read
-            self._library = None
-        self._listen()
+        with contextlib.suppress(OSError):  # no driver, no GPU: nothing to read
+            self._nvml = nvml or Nvml()
+            self._handles = self._nvml.handles()
+            self._events = self._nvml.listen(self._handles)
 
     def metrics(self) -> list[Metric]:
         found: list[Metric] = []
-        for number, handle in enumerate(self._handles if self._library is not None else ()):
+        for number, handle in enumerate(self._handles):
             labels = (("gpu", str(number)),)
             found += [
                 _gauge(f"penstock_gpu_{name}", help, value, labels)
@@ -142,8 +135,9 @@ class GpuSignals:
                 if value is not None
             ]
             found += self._counters(handle, labels)
-        if self._events is not None:
-            self._take_events()
+        if self._events is not None and self._nvml is not None:
+            while self._nvml.next_event(self._events):
+                self._num_xids += 1
             found.append(_counted("penstock_gpu_xid_errors", "Faults that the driver reported (Xid)", self._num_xids))
         return found
 
@@ -155,15 +149,7 @@ class GpuSignals:
             "Highest clock of the multiprocessors",
             _scaled(ask("DeviceGetMaxClockInfo", handle, 1), 1e6),
         )
-        memory, use = (self._ask(f"DeviceGet{name}", handle, plain=True) for name in ("MemoryInfo", "UtilizationRates"))
-        yield "memory_used_bytes", "Memory in use, by whomever", None if memory is None else float(memory.used)
-        yield "memory_total_bytes", "Memory it has", None if memory is None else float(memory.total)
-        yield "utilisation", "Share of the time in which some kernel ran", None if use is None else use.gpu / 100.0
-        yield (
-            "memory_utilisation",
-            "Share of the time in which memory was read",
-            None if use is None else use.memory / 100.0,
-        )
+        yield from self._memory(handle)
         yield "power_watts", "Power it takes", _scaled(ask("DeviceGetPowerUsage", handle), 1e-3)
         yield "power_limit_watts", "Power it may take", _scaled(ask("DeviceGetEnforcedPowerLimit", handle), 1e-3)
         yield "temperature_celsius", "Temperature of the chip", ask("DeviceGetTemperature", handle, 0)
@@ -175,6 +161,25 @@ class GpuSignals:
             limited = None if reasons is None else float(bool(int(reasons) & bits))
             yield f"limited_by_{by}", f"1 while clocks are held down by {by}", limited
 
+    def _memory(self, handle: Any) -> Iterator[tuple[str, str, float | None]]:
+        memory, use, dram = (self._told(name, handle) for name in ("memory", "use", "dram_use"))
+        yield "memory_used_bytes", "Memory in use, by whomever", None if memory is None else float(memory.used)
+        yield "memory_total_bytes", "Memory it has", None if memory is None else float(memory.total)
+        yield "utilisation", "Share of the time in which some kernel ran", None if use is None else use.gpu / 100.0
+        yield (
+            "memory_utilisation",
+            "Share of the time in which memory was read",
+            None if use is None else use.memory / 100.0,
+        )
+        clock, bits = self._ask("DeviceGetMaxClockInfo", handle, 2), self._ask("DeviceGetMemoryBusWidth", handle)
+        peak = None if clock is None or bits is None else clock * 1e6 * 2 * bits / 8
+        yield "memory_peak_bytes_per_second", "Bytes a second that its memory could move", peak
+        yield (
+            "memory_bytes_per_second",
+            "Bytes a second that its memory moved since this page was last read",
+            None if dram is None or peak is None else dram * peak,
+        )
+
     def _counters(self, handle: Any, labels: Labels) -> Iterator[Metric]:
         energy = self._ask("DeviceGetTotalEnergyConsumption", handle)
         if energy is not None:
@@ -184,33 +189,21 @@ class GpuSignals:
             yield _counted("penstock_gpu_ecc_errors", "Memory errors that could not be corrected", errors, labels)
 
     def _other_bytes(self, handle: Any) -> float | None:
-        processes = self._ask("DeviceGetComputeRunningProcesses", handle, plain=True)
+        processes = self._told("processes", handle)
         if processes is None:
             return None
         own = {os.getpid(), *_children(os.getpid())}
-        return float(sum((one.usedGpuMemory or 0) for one in processes if one.pid not in own))
+        return float(sum(one.used_bytes for one in processes if one.pid not in own))
 
-    def _ask(self, name: str, *arguments: Any, plain: bool = False) -> Any:
+    def _ask(self, name: str, *arguments: Any) -> float | None:
+        found = self._told("number", name, *arguments)
+        return None if found is None else float(found)
+
+    def _told(self, method: str, *arguments: Any) -> Any:
         try:
-            value = getattr(self._library, f"nvml{name}")(*arguments)
-        except Exception:  # not supported by this GPU, or not allowed here
+            return getattr(self._nvml, method)(*arguments)
+        except OSError:  # not supported by this GPU, or not allowed here
             return None
-        return value if plain else float(value)
-
-    def _listen(self) -> None:
-        try:
-            events = self._library.nvmlEventSetCreate()
-            for handle in self._handles:
-                self._library.nvmlDeviceRegisterEvents(handle, self._library.nvmlEventTypeXidCriticalError, events)
-            self._events = events if self._handles else None
-        except Exception:
-            self._events = None
-
-    def _take_events(self) -> None:
-        with contextlib.suppress(Exception):  # a timeout ends it: nothing more happened
-            while True:
-                self._library.nvmlEventSetWait_v2(self._events, 0)
-                self._num_xids += 1
 
 
 def machine_metrics() -> "MachineMetrics":

@@ -6,7 +6,7 @@ answers can be compared. A run starts warm, and the first part of its arrivals i
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from penstock.metrics.summary import Summary, summarize
 from penstock.metrics.timeline import Timeline
@@ -14,6 +14,7 @@ from penstock.tools.planner.candidate import Candidate
 from penstock.tools.planner.demand import Demand, SloTarget
 from penstock.tools.planner.steady import Steady, bound, num_inside
 from penstock.tools.planner.warm import warm_start
+from penstock.tools.sim.handover import Disaggregation
 from penstock.tools.sim.simulation import Result, simulate
 
 PER_OCTAVE = 32
@@ -100,13 +101,23 @@ class Loads:
         return self.is_thinkable(index) and self.run(index).good_fraction >= self._target.fraction
 
 
-def serve(candidate: Candidate, demand: Demand, target: SloTarget, rate: float, num_copies: int) -> CapacityTrial:
-    """Simulate so many copies under a rate."""
+def serve(
+    candidate: Candidate,
+    demand: Demand,
+    target: SloTarget,
+    rate: float,
+    num_copies: int,
+    split: Disaggregation | None = None,
+) -> CapacityTrial:
+    """Simulate so many copies under a rate; with a split, some of them compute prompts alone."""
     num_requests = run_length(candidate, demand, rate, num_copies)
     plain = demand.workload(rate, num_requests, candidate.spec.vocab_size)
     warm = warm_start(candidate, demand, plain, rate, num_copies)
     slo = target.slo
-    result = simulate(candidate.fleet(num_copies), warm.workload, slo)
+    fleet = candidate.fleet(num_copies)
+    if split is not None:
+        fleet = replace(fleet, num_replicas=num_copies - split.num_prefill, split=split)
+    result = simulate(fleet, warm.workload, slo)
     # Conversations fill a fleet until the first of them have ended, and empty it when no more begin.
     lead_s = min(conversation_s(candidate, demand, rate, num_copies), MOST_LEAD * plain.span_s)
     start_s = warm.start_s + max(WARM_UP_FRACTION * plain.span_s, lead_s)

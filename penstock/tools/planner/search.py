@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from penstock.errors import ConfigError
+from penstock.tools.planner.apart import judge_apart, try_apart
 from penstock.tools.planner.candidate import Candidate
 from penstock.tools.planner.capacity import Capacity, CapacityTrial, Loads, find_capacity, serve
 from penstock.tools.planner.constraint import Constraint, find_constraint
@@ -214,6 +215,13 @@ class Search:
             )
         else:
             found.append(judged("prompts twice as long", self._serve(option, longer)))
+        num_copies = option.num_replicas * option.candidate.num_copies
+        best = try_apart(option.candidate, demand, self.target, num_copies) if option.candidate.prefix_caching else None
+        if best is None:
+            found.append(judged("prompts computed apart", at_load, "does not pay: there is nothing to split"))
+        else:
+            words = f"{best[0]} of {num_copies} engines compute prompts alone"
+            found.append(judged(words, best[1], judge_apart(best[1], at_load)))
         return tuple(found)
 
     def _expected_cost(self, one: Found, demand: Demand) -> float:

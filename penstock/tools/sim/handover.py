@@ -42,8 +42,9 @@ class Disaggregation:
     def is_local(self, request: Request) -> bool:
         return len(request.prompt) < self.local_below or request.params.max_tokens == 1 or request.params.n > 1
 
-    def pays(self, request: Request, prefill: Pool, decode: Pool) -> bool:
-        """By the router's own rule, told what routers know: who is least busy, and the pace at which prompts were computed."""
+    def pays(self, request: Request, prefill: Pool, decode: Pool, waiting_s: float = 0.0) -> bool:
+        """By the router's own rule, told what routers know: who is least busy, the pace at which prompts were computed, and
+        `waiting_s`, until the link has carried what it has."""
         num_tokens = len(request.prompt)
         busy_s = sum(member.replica.busy_s for member in prefill.members)
         num_computed = sum(member.replica.num_computed_tokens for member in prefill.members)
@@ -52,7 +53,9 @@ class Disaggregation:
         verdict = judge_handover(
             PromptSite(num_tokens, here.num_waiting_tokens, token_s),
             PromptSite(num_tokens, there.num_waiting_tokens, token_s),
-            Transfer(self.kv_bytes_per_token / self.link.bandwidth_bytes_per_s, self.link.latency_s),
+            Transfer(
+                self.kv_bytes_per_token / self.link.bandwidth_bytes_per_s, self.link.latency_s, waiting_s=waiting_s
+            ),
             here.num_pending,
         )
         return verdict.is_moved
@@ -99,6 +102,10 @@ class Handover:
         self._go_on = go_on
         self._requests: dict[int, Request] = {}
         self._free_s = 0.0
+
+    def waiting_s(self, now: float) -> float:
+        """Until its link is free."""
+        return max(self._free_s - now, 0.0)
 
     def shorten(self, request: Request) -> Request:
         """The request that a prefill replica serves in its place."""

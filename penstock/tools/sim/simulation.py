@@ -246,16 +246,17 @@ class SimulationRun:
             self._conversations.begin(request)
         group = group_of(request)
         self._timelines.arrive(request.request_id, now, len(request.prompt), request.params.n, group)
-        if self._prefill is not None and self._hands_over(request, self._prefill):
+        if self._prefill is not None and self._hands_over(request, self._prefill, now):
             self._prefill.submit(request, now)
         else:
             self._pool.submit(request, now)
 
-    def _hands_over(self, request: Request, prefill: Pool) -> bool:
+    def _hands_over(self, request: Request, prefill: Pool, now: float) -> bool:
         split = self._split
         if split is None or split.is_local(request):
             return False
-        return not split.follows_rule or split.pays(request, prefill, self._pool)
+        waiting_s = min((one.waiting_s(now) for one in self._handovers.values()), default=0.0)
+        return not split.follows_rule or split.pays(request, prefill, self._pool, waiting_s)
 
     def finish(self, slo: Slo | None) -> Result:
         """No more requests arrive: serve those present, and count."""

@@ -19,6 +19,7 @@ from penstock.runtime.engine.peers.exchange import PeerExchange
 from penstock.runtime.engine.peers.remote import Peer
 from penstock.runtime.engine.scripted import Done
 from penstock.runtime.engine.tiers.record import format_digest
+from tests.engine.tiers.test_state_machine import SlowCopies
 from tests.machine import PATIENCE_S
 
 BLOCK = 8
@@ -52,13 +53,24 @@ class Gated(OracleRunner):
         return super().launch(batch, masks)
 
 
+class CopyingGated(Gated, SlowCopies):
+    """Copies beside its steps; until a copy in is over, nothing lies there."""
+
+
 class Turning:
     """An engine whose loop runs on a thread of its own."""
 
-    def __init__(self, key: bytes = KEY, format: str = "oracle", num_blocks: int = 256, depth: int = 1) -> None:
+    def __init__(
+        self,
+        key: bytes = KEY,
+        format: str = "oracle",
+        num_blocks: int = 256,
+        depth: int = 1,
+        runner: type[Gated] = Gated,
+    ) -> None:
         limits = Limits(num_blocks, BLOCK, 1024, 32, 16, 64, 100_000)
         scheduler = Scheduler(limits)
-        self.runner = Gated(num_blocks)
+        self.runner = runner(num_blocks)
         named = format_digest(format, BLOCK)
         self.peers = PeerExchange(scheduler, self.runner, named, key, "127.0.0.1")
         self.engine = Engine(scheduler, self.runner, time.monotonic, depth=depth, peers=self.peers)

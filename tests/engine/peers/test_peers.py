@@ -1,12 +1,14 @@
 """Answers with blocks of a peer are the answers without, whatever happens to the peer, the wire or the key."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
+from penstock.runtime.engine.peers import offers, server, shared
 from penstock.runtime.engine.peers.counts import FAULTS
 from penstock.runtime.engine.peers.remote import Peer, read_peer
-from tests.engine.peers.pair import BLOCK, Spoiled, Turning, expected, prompt, turning
+from tests.engine.peers.pair import BLOCK, CopyingGated, Spoiled, Turning, expected, prompt, turning
 from tests.machine import PATIENCE_S
 
 
@@ -100,6 +102,111 @@ def test_any_byte_of_the_wire_changed_or_cut_off_costs_time_and_no_answer() -> N
                     assert sum(faults(decode).values()) <= 1
                 wire.close()
         assert num_spoiled >= 22
+
+
+@pytest.mark.parametrize("num_blocks", [256, 60])
+def test_blocks_copied_beside_steps_give_the_same_answers(num_blocks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In many small parts, each of which continues one that may still be on its way."""
+    monkeypatch.setattr(offers, "MAX_READ_BYTES", 300)
+    with turning(runner=CopyingGated) as prefill, turning(runner=CopyingGated, num_blocks=num_blocks) as decode:
+        for seed in range(4):
+            asked = prompt(seed, 400)
+            prefill.submit(asked, 1)
+            assert decode.ask(asked, peer=prefill.peer(computes=True)) == expected(asked)
+        assert not faults(decode)
+        assert decode.peers.counts.fetched_blocks > 120
+        assert not decode.peers.is_fetching
+        decode.engine.check()
+
+
+def test_a_copy_in_that_fails_leaves_the_rest_to_be_computed() -> None:
+    asked = prompt(9, 400)
+    with turning(runner=CopyingGated) as prefill, turning(runner=CopyingGated) as decode:
+        prefill.ask(asked, 1)
+        begin = decode.runner.begin_write
+
+        def failing(*args: Any) -> Any:
+            copy = begin(*args)
+            copy.is_failing = True
+            return copy
+
+        decode.runner.begin_write = failing
+        assert decode.ask(asked, peer=prefill.peer()) == expected(asked)
+        assert decode.peers.counts.fetched_blocks == 0
+        decode.engine.check()
+
+
+@pytest.fixture
+def shares(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is asked for goes through shared memory, in small pieces."""
+    monkeypatch.setattr(server, "LEAST_SHARED_BYTES", 0)
+    monkeypatch.setattr(server, "FRAME_BYTES", 700)
+
+
+def segments() -> set[str]:
+    return {path.name for path in shared.FOLDER.glob(shared.PREFIX + "*")}
+
+
+@pytest.mark.usefixtures("shares")
+def test_blocks_that_come_through_shared_memory_give_the_same_answers() -> None:
+    before = segments()
+    with turning() as prefill, turning() as decode:
+        for seed in range(3):
+            asked = prompt(seed, 400)
+            prefill.submit(asked, 1)
+            assert decode.ask(asked, peer=prefill.peer(computes=True)) == expected(asked)
+        assert not faults(decode)
+        assert prefill.peers.counts.shared_peers == 1
+        assert decode.peers.counts.fetched_blocks > 100
+        assert segments() == before, "no name is left behind"
+
+
+@pytest.mark.usefixtures("shares")
+@pytest.mark.parametrize("where", ["made", "opened"])
+def test_without_shared_memory_blocks_come_through_the_connection(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared, "create" if where == "made" else "open_segment", lambda _: None)
+    asked = prompt(1, 400)
+    with turning() as prefill, turning() as decode:
+        prefill.ask(asked, 1)
+        assert decode.ask(asked, peer=prefill.peer()) == expected(asked)
+        assert not faults(decode)
+        assert decode.peers.counts.fetched_blocks > 40
+        assert prefill.peers.counts.shared_peers == 0
+
+
+@pytest.mark.usefixtures("shares")
+def test_what_is_changed_in_shared_memory_is_a_fault_and_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    view = shared.SharedSegment.view
+
+    def changed(segment: shared.SharedSegment, place: bytes) -> memoryview:
+        data = bytearray(view(segment, place))
+        data[len(data) // 2] ^= 1
+        return memoryview(data)
+
+    monkeypatch.setattr(shared.SharedSegment, "view", changed)
+    asked = prompt(2, 400)
+    with turning() as prefill, turning() as decode:
+        prefill.ask(asked, 1)
+        assert decode.ask(asked, peer=prefill.peer()) == expected(asked)
+        assert faults(decode) == {"damaged": 1}
+
+
+def test_a_segment_is_only_what_it_was_made_as() -> None:
+    made = shared.create(4096)
+    assert made is not None
+    opened = shared.open_segment(made.words)
+    assert opened is not None
+    assert bytes(opened.view(made.place([b"one", memoryview(b"two")]))) == b"onetwo"
+    for nonsense in (b"", bytes(16), shared.PLACE.pack(8000, 900), shared.PLACE.pack(0, 5000)):
+        if nonsense != bytes(16):
+            with pytest.raises(OSError, match="shared memory"):
+                opened.view(nonsense)
+    made.hide()
+    assert shared.open_segment(made.words) is None
+    for words in (b"", shared.SIZE.pack(8) + b"../etc/passwd", shared.SIZE.pack(8) + shared.PREFIX.encode() + b"../x"):
+        assert shared.open_segment(words) is None
+    made.close()
+    opened.close()
 
 
 def test_a_peer_that_is_not_who_it_should_be_is_not_read(pair: tuple[Turning, Turning]) -> None:

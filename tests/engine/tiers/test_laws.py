@@ -17,9 +17,10 @@ from penstock.runtime.engine.engine import Engine
 from penstock.runtime.engine.tiers import disk as disk_module
 from penstock.runtime.engine.tiers.disk import DiskTier
 from penstock.runtime.engine.tiers.host import HostTier
-from penstock.runtime.engine.tiers.tiers import FetchedBlocks, KVTiers
+from penstock.runtime.engine.tiers.news import FetchedBlocks
+from penstock.runtime.engine.tiers.tiers import KVTiers
 from tests.engine.answers import LIMITS, VOCAB_SIZE, Answers, Clock, expected, make_request
-from tests.engine.tiers.test_state_machine import FORMAT, LoggingOracle
+from tests.engine.tiers.test_state_machine import FORMAT, LoggingOracle, SlowCopies
 
 SMALL = LIMITS._replace(num_blocks=24, max_sequences=4)
 
@@ -34,15 +35,25 @@ class Counting(LoggingOracle):
         return super().launch(batch, *masks)
 
 
+class SlowCounting(Counting, SlowCopies):
+    """Copies beside its steps."""
+
+
 class Served:
     """An engine with tiers, and what it answered."""
 
     def __init__(
-        self, limits: Limits = SMALL, disk: DiskTier | None = None, *, host: int = 10**6, **options: Any
+        self,
+        limits: Limits = SMALL,
+        disk: DiskTier | None = None,
+        *,
+        host: int = 10**6,
+        runner: type[Counting] = Counting,
+        **options: Any,
     ) -> None:
         self.limits = limits
         self.scheduler = Scheduler(limits)
-        self.runner = Counting(limits.num_blocks, limits.block_size, vocab_size=VOCAB_SIZE)
+        self.runner = runner(limits.num_blocks, limits.block_size, vocab_size=VOCAB_SIZE)
         self.tiers = KVTiers(
             self.scheduler, self.runner, FORMAT, ThreadPoolExecutor(1), host=HostTier(host), disk=disk, **options
         )
@@ -306,6 +317,55 @@ def test_what_had_no_room_when_it_came_is_loaded_when_it_is_admitted() -> None:
     hits = [served.answers[10 + number, 0].prefix for number in range(1, 7)]
     assert sum(hit.host for hit in hits if hit is not None) >= 4 * 32
     assert served.tiers.counts.loaded_blocks - before >= 4 * 8
+
+
+@pytest.mark.parametrize("runner", [Counting, SlowCounting])
+def test_what_left_the_device_while_its_request_waited_is_loaded_when_it_is_admitted(runner: type[Counting]) -> None:
+    """The device has all of a prompt when it comes, and others push it out before its turn."""
+    served = Served(SMALL._replace(max_sequences=1), keeps_all=True, runner=runner)
+    served.ask(make_request(1, prompt(1)))
+    others = [make_request(number, prompt(number)) for number in range(2, 6)]
+    served.ask(*others, make_request(9, prompt(1)))
+    served.check()
+    hit = served.answers[9, 0].prefix
+    assert hit is not None
+    assert (hit.num_tokens, hit.host) == (32, 32)
+    assert not served.scheduler.num_waiting
+
+
+def test_waiting_requests_for_the_same_blocks_have_one_late_load() -> None:
+    """Three wait for rows; when these are free, one of them is loaded for and the others wait for that load."""
+    served = Served(SMALL._replace(num_blocks=64), keeps_all=True, runner=SlowCounting)
+    served.ask(make_request(1, prompt(1), max_tokens=4))
+    served.ask(*[make_request(number, prompt(number), max_tokens=4) for number in range(40, 70)])
+    before = served.tiers.counts
+    first = [make_request(number, prompt(number, 6), max_tokens=6) for number in range(20, 24)]
+    served.ask(*first, *[make_request(number, (*prompt(1), number), max_tokens=4) for number in range(30, 33)])
+    served.check()
+    counts = served.tiers.counts
+    assert (counts.loaded_blocks - before.loaded_blocks, counts.attached - before.attached) == (8, 2)
+    assert [served.answers[number, 0].prefix.num_tokens for number in range(30, 33)] == [32] * 3
+
+
+@pytest.mark.parametrize("runner", [Counting, SlowCounting])
+def test_conversations_that_do_not_fit_are_loaded_once_a_turn_and_not_computed_again(runner: type[Counting]) -> None:
+    """24 users come back at once over a pool that holds six: what is loaded is there when it is needed."""
+    limits = SMALL._replace(num_blocks=6 * 14, max_sequences=24)
+    served = Served(limits, runner=runner, keeps_all=True)
+    served.tiers.rates.write_bytes_s = 1e12
+    served.tiers.rates.note_write = lambda *_: None  # type: ignore[method-assign]
+    said = {user: prompt(user, 40) for user in range(24)}
+    for turn in range(4):
+        before = served.runner.num_computed
+        requests = [make_request(100 * turn + user + 1, said[user], max_tokens=2) for user in said]
+        served.ask(*requests)
+        for request, user in zip(requests, said):
+            said[user] = (*said[user], *served.answers[request.request_id, 0].tokens, turn, user)
+        computed = served.runner.num_computed - before
+        assert turn == 0 or computed < 0.4 * sum(len(request.prompt) for request in requests)
+    served.check()
+    needed = 3 * 24 * 12
+    assert served.tiers.counts.loaded_blocks < 1.2 * needed
 
 
 def test_a_load_that_repeats_nothing_copies_nothing() -> None:

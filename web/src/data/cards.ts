@@ -16,6 +16,6 @@ export const CARDS: readonly Card_[] = [
   { number: 12, slug: "memory", title: "Memory calculator", question: "Does it fit?", sources: ["formula"], area: "quantization", insight: "What the weights leave is your batch." },
   { number: 13, slug: "parallelism", title: "Parallelism", question: "What is split, and who must talk?", sources: ["simulated", "formula"], area: "parallelism", insight: "Tensor parallel inside a node lowers TPOT; replicas, once a copy fits, give most tokens a device at full load; stages are for what fits no node, experts for mixtures." },
   { number: 14, slug: "prefix", title: "Prefix timeline", question: "What makes a hit?", sources: ["live"], area: "serving", insight: "Equal from the first token on: what is stable comes first, what varies last." },
-  { number: 15, slug: "split", title: "Together or split", question: "Who stutters when a long prompt comes?", sources: ["simulated"], area: "serving", insight: "Splitting removes the spikes; chunking removes most of them for nothing." },
+  { number: 15, slug: "split", title: "Together or split", question: "Who stutters when a long prompt comes?", sources: ["simulated", "live"], area: "serving", insight: "Splitting removes the spikes; chunking removes most of them for nothing." },
 ];
 export const card = (slug: string): Card_ => CARDS.find((one) => one.slug === slug)!;

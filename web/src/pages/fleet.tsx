@@ -48,7 +48,7 @@ function Replicas({ fleet: found }: { fleet: FleetView }): JSX.Element {
 }
 
 function ReplicaCard({ one, served }: { one: ReplicaRow; served: number }): JSX.Element {
-  const state = one.is_outside ? "outside API" : one.is_draining ? "draining" : one.is_breaker_closed === false ? "left alone" : one.state;
+  const state = one.is_outside ? "outside API" : one.is_draining ? "draining" : one.is_turning ? "changing role" : one.is_breaker_closed === false ? "left alone" : one.state;
   return (
     <Card title={one.name} aside={<Badge kind={state === "ready" ? "good" : state === "gone" ? "bad" : one.is_outside ? "" : "warn"}>{state}</Badge>} about={one.models?.join(", ")}>
       <div class="stack">

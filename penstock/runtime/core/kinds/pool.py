@@ -158,14 +158,23 @@ class GroupedPool(BlockPool):
                     self._attach(holding, number, content)
         self._publish_states(holding)
 
-    def advance_state(self, holding: Holding, start: int, *, rolls: bool) -> tuple[int, ...]:
+    def advance_state(self, holding: Holding, start: int, *, rolls: bool, drafts: bool = False) -> tuple[int, ...]:
         """A chunk begins at `start`; see `StateSlots.advance`."""
         if not isinstance(holding.state, StateHolding):
             return ()
         keeps = self._caching and not start % self.block_size
-        slots = self._states.advance(holding.state, start, keeps=keeps, rolls=rolls)
+        slots = self._states.advance(holding.state, start, keeps=keeps, rolls=rolls, drafts=drafts)
         self._publish_states(holding)
         return slots
+
+    def can_revert_state(self, holding: Holding) -> bool:
+        return not isinstance(holding.state, StateHolding) or self._states.can_revert(holding.state)
+
+    def revert_state(self, holding: Holding) -> bool:
+        if not isinstance(holding.state, StateHolding):
+            return False
+        holding.state.is_reverted = True
+        return True
 
     def _publish_states(self, holding: Holding) -> None:
         """States after tokens that are published by now can be found."""

@@ -1,7 +1,8 @@
 """Slots for states: what a sequence's recurrent layers have made of all its tokens so far, in a fixed number of bytes.
 
 A slot is written by one sequence, or holds a checkpoint: the state after a published prefix, which later sequences read and
-never write. A chunk that begins where a checkpoint is to stay reads the slot before it and writes another.
+never write. A chunk that begins where a checkpoint is to stay reads the slot before it and writes another. So does a chunk with
+drafts: if one of them is wrong, the next chunk begins from the same slot again, with the tokens that were right.
 """
 
 from collections import OrderedDict
@@ -40,7 +41,7 @@ class PendingCheckpoint(NamedTuple):
 class StateHolding:
     """What one sequence has of the slots: written by `StateSlots` alone."""
 
-    __slots__ = ("found", "is_begun", "pending", "rolling", "slot", "source")
+    __slots__ = ("found", "is_begun", "is_reverted", "pending", "rolling", "slot", "source")
 
     def __init__(self, slot: int, found: int) -> None:
         self.slot = slot
@@ -50,6 +51,8 @@ class StateHolding:
         self.is_begun = False
         self.source: int | None = found if found != NO_STATE else None
         """Read, and not written, by the last chunk; kept until the next one is planned."""
+        self.is_reverted = False
+        """The next chunk reads what the last one did: a wrong draft is in what that wrote."""
         self.pending: list[PendingCheckpoint] = []
         self.rolling: Checkpointed | None = None
 
@@ -72,6 +75,11 @@ class StateSlots:
         """A sequence could begin now, from a checkpoint or without."""
         return bool(self._free) or self._victim(found) is not None
 
+    def can_revert(self, held: StateHolding) -> bool:
+        """The next chunk could leave what it reads as it is."""
+        is_freed = held.source is not None and self._references[held.source] == 1
+        return held.is_reverted or is_freed or self.has_room(None)
+
     def begin(self, found: int | None, content: Checkpointed | None) -> StateHolding:
         """Give a sequence its slot; the caller made sure that there is one."""
         if found is not None:
@@ -83,16 +91,22 @@ class StateSlots:
             raise RuntimeError("a sequence was given a state where none is free")
         return StateHolding(slot, NO_STATE if found is None else found)
 
-    def advance(self, held: StateHolding, start: int, *, keeps: bool, rolls: bool) -> tuple[int, ...]:
+    def advance(
+        self, held: StateHolding, start: int, *, keeps: bool, rolls: bool, drafts: bool = False
+    ) -> tuple[int, ...]:
         """A chunk begins at `start`: (the slot it reads, the slot it writes) where they are not those of the chunk before.
 
-        With `keeps` the state before it stays as a checkpoint, if there is a slot for what follows.
+        With `keeps` the state before it stays as a checkpoint, if there is a slot for what follows; with `drafts` it stays
+        until the next chunk, and the caller made sure that there is one.
         """
         if not held.is_begun:
             held.is_begun = True
             return held.found, held.slot
+        if held.is_reverted and held.source is not None:
+            held.is_reverted = False
+            return held.source, held.slot
         self._let_go_of_source(held)
-        if not keeps:
+        if not keeps and not drafts:
             return ()
         if rolls and held.rolling is not None and not self._free:
             self.forget(held.rolling)  # rather its own last checkpoint than another's
@@ -101,8 +115,9 @@ class StateSlots:
         if slot is None:
             return ()
         old, held.slot = held.slot, slot
-        held.pending.append(PendingCheckpoint(start, old, rolls))
-        self._references[old] += 1  # it is pending, and it is read
+        if keeps:
+            held.pending.append(PendingCheckpoint(start, old, rolls))
+            self._references[old] += 1  # it is pending, and it is read
         held.source = old
         return old, slot
 
@@ -145,6 +160,8 @@ class StateSlots:
             counts[held.slot] += 1
             for slot in (*(pending.slot for pending in held.pending), *(() if held.source is None else (held.source,))):
                 counts[slot] += 1
+            if held.is_reverted and held.source is None:
+                raise RuntimeError("a state is to begin again from a slot that was let go")
         if counts != self._references:
             raise RuntimeError("references of states differ from the sequences and checkpoints that have them")
         if sorted(self._free) != [slot for slot, count in enumerate(counts) if not count]:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 from penstock.errors import PenstockError
 from penstock.runtime.core.batch import Delta
-from penstock.runtime.core.request import Request
+from penstock.runtime.core.request import Request, mix_parts
 
 HOST_BYTES = 4 << 30
 """Of adapters that were read and lie in no slot; those used longest ago are read again when they are asked for."""
@@ -213,6 +213,7 @@ class AdapterGate:
             entry = entry or self._entries.setdefault(order.path, Entry(order.path))
             entry.orders.append(order.order_id)
             self._read(entry)
+            self._forget_mixes(order.path)
             return NOBODY
         if entry is None or entry.adapter is None:
             self._answers.append(AdapterAnswer(order.order_id))
@@ -229,6 +230,13 @@ class AdapterGate:
         if resident is not None:
             self._evict(digest)
         return self._advance()
+
+    def _forget_mixes(self, path: str) -> None:
+        """Adapters together with one that is read anew are read anew too when they are next asked for."""
+        for other in [other for other in self._entries if other != path and path in dict(mix_parts(other))]:
+            if not self._entries[other].waiting and not self._entries[other].is_reading:
+                del self._entries[other]
+                self._kept.pop(other, None)
 
     # Slots
 

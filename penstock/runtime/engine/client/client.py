@@ -27,8 +27,8 @@ from penstock.runtime.engine.observer import EngineView
 from penstock.runtime.engine.peers.counts import TransferCounts
 from penstock.runtime.engine.spawn import Spawned
 from penstock.runtime.engine.stream import DeltaStream
+from penstock.runtime.engine.tiers.news import TierCounts
 from penstock.runtime.engine.tiers.sessions import CacheAnswer, CacheOrder
-from penstock.runtime.engine.tiers.tiers import TierCounts
 from penstock.runtime.engine.wire import (
     Beat,
     BlocksChanged,

@@ -43,7 +43,7 @@ class StaleError(ChannelError):
 
 class PeerFrame(NamedTuple):
     kind: int
-    payload: bytes
+    payload: bytes | bytearray
     seconds: float = 0.0
     """From its first bytes to its last."""
 
@@ -58,7 +58,12 @@ class Channel:
         self._keys = tuple(_proof(key, b"frames", name) for name in names)
         self._num_sent = self._num_received = 0
 
-    def send(self, kind: int, *parts: bytes) -> None:
+    @property
+    def is_local(self) -> bool:
+        """Both ends are on one machine."""
+        return self._num_sealed == LOCAL_SEALED
+
+    def send(self, kind: int, *parts: bytes | memoryview) -> None:
         """Raises OSError where the peer is gone."""
         payload = b"".join(parts)
         head = _HEAD.pack(len(payload), kind)
@@ -75,7 +80,7 @@ class Channel:
         size, kind = _HEAD.unpack(head)
         if size > MAX_PAYLOAD_BYTES:
             raise ChannelError(f"a frame of {size:,} bytes; at most {MAX_PAYLOAD_BYTES:,} are taken")
-        payload = self._exactly(size)
+        payload = _received(self._connection, size)
         seal = self._seal(self._keys[1], self._num_received, head, payload)
         if not hmac.compare_digest(seal, self._exactly(SEAL_BYTES)):
             raise ChannelError("a frame is not as it was sent")
@@ -93,7 +98,7 @@ class Channel:
     def _exactly(self, size: int) -> bytes:
         return _exactly(self._connection, size)
 
-    def _seal(self, key: bytes, number: int, head: bytes, payload: bytes) -> bytes:
+    def _seal(self, key: bytes, number: int, head: bytes, payload: bytes | bytearray) -> bytes:
         seal = blake2b(head, digest_size=SEAL_BYTES, key=key, salt=number.to_bytes(16, "little"))
         seal.update(memoryview(payload)[: self._num_sealed])
         return seal.digest()
@@ -156,6 +161,10 @@ def _proof(key: bytes, role: bytes, shared: bytes) -> bytes:
 
 
 def _exactly(connection: socket.socket, size: int) -> bytes:
+    return bytes(_received(connection, size))
+
+
+def _received(connection: socket.socket, size: int) -> bytearray:
     data = bytearray(size)
     view = memoryview(data)
     while view:
@@ -163,4 +172,4 @@ def _exactly(connection: socket.socket, size: int) -> bytes:
         if not count:
             raise ConnectionResetError("the peer closed the connection")
         view = view[count:]
-    return bytes(data)
+    return data

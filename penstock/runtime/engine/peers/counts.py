@@ -30,6 +30,8 @@ class TransferCounts(NamedTuple):
     """Blocks handed out to peers."""
     refused_peers: int = 0
     """Connections whose peer did not prove itself, or meant an earlier engine."""
+    shared_peers: int = 0
+    """Peers that read from memory shared with them."""
     faults: tuple[int, ...] = (0,) * len(FAULTS)
     """Fetches that ended badly; what they lacked was computed."""
     prompt_tokens_s: float = 0.0

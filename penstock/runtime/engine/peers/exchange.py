@@ -1,12 +1,14 @@
 """All that one engine has to do with its peers: what it offers, what it fetches, what came of both. For the engine's thread."""
 
+from collections import deque
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from penstock.runtime.core.batch import Batch, Delta
 from penstock.runtime.core.prefix import Holding, Namespace, packed
 from penstock.runtime.core.request import Request
-from penstock.runtime.core.runner import BlockRunner
+from penstock.runtime.core.runner import BlockCopy, BlockRunner, CopyingRunner
 from penstock.runtime.core.scheduler import Scheduler
 from penstock.runtime.engine.peers.counts import FetchEnd, TransferCounts
 from penstock.runtime.engine.peers.offers import BlockOffers, BlockRead, ReadOn
@@ -30,7 +32,14 @@ class PeerBlocks(NamedTuple):
     end: FetchEnd | None = None
 
 
-PeerNews = BlockRead | ReadOn | PeerBlocks
+class PeerLanded(NamedTuple):
+    """Blocks that came for a request are on the device, or will never be."""
+
+    request_id: int
+    is_whole: bool
+
+
+PeerNews = BlockRead | ReadOn | PeerBlocks | PeerLanded
 
 
 class PeerExchange:
@@ -47,6 +56,12 @@ class PeerExchange:
         self._block_bytes = runner.block_bytes
         self._fetching: dict[int, Request] = {}
         """Requests that wait for blocks."""
+        self._copier = runner if isinstance(runner, CopyingRunner) else None
+        self._waiter = None if self._copier is None else ThreadPoolExecutor(2, thread_name_prefix="kv-arrivals")
+        self._landing: dict[int, tuple[PeerBlocks, Holding, int]] = {}
+        """By request, blocks on their way to the device, and how many."""
+        self._parts: dict[int, deque[PeerBlocks]] = {}
+        """What came meanwhile: each part continues the one before."""
         self._address = (host, key, format)
         self._server: BlockServer | None = None
         self._moved: dict[int, int] = {}
@@ -60,7 +75,7 @@ class PeerExchange:
 
     @property
     def is_fetching(self) -> bool:
-        return bool(self._fetching)
+        return bool(self._fetching or self._landing)
 
     @property
     def address(self) -> str:
@@ -74,6 +89,7 @@ class PeerExchange:
         return self._counts._replace(
             offered_blocks=self._offers.num_handed_out,
             refused_peers=num_refused,
+            shared_peers=0 if self._server is None else self._server.num_shared,
             prompt_tokens_s=self.remote.rates.prompt_tokens_s or 0.0,
             fetched_bytes_s=self.remote.rates.read_bytes_s or 0.0,
         )
@@ -82,9 +98,13 @@ class PeerExchange:
         if self._server is not None:
             self._server.close()
         self.remote.close()
+        if self._waiter is not None:
+            self._waiter.shutdown()
 
     def take(self, message: PeerNews) -> Request | None:
         """A peer asks, or blocks have come; returns the request that waits for nothing here any more."""
+        if isinstance(message, PeerLanded):
+            return self._take_landed(message)
         if isinstance(message, PeerBlocks):
             return self._take_blocks(message)
         self._offers.take(message)
@@ -124,7 +144,25 @@ class PeerExchange:
     def cancel(self, request_id: int) -> Request | None:
         return self._fetching.pop(request_id, None)
 
+    def _take_landed(self, landed: PeerLanded) -> Request | None:
+        came, holding, count = self._landing.pop(landed.request_id)
+        self._pool.land(holding, is_whole=landed.is_whole)
+        if landed.is_whole:
+            self._note_written(landed.request_id, count, is_moved=came.is_moved)
+        parts = self._parts.pop(landed.request_id, deque())
+        while parts:
+            ready = self._take_blocks(parts.popleft())
+            if ready is not None:
+                return ready
+            if landed.request_id in self._landing:
+                self._parts[landed.request_id] = parts
+                break
+        return None
+
     def _take_blocks(self, came: PeerBlocks) -> Request | None:
+        if came.request.request_id in self._landing:
+            self._parts.setdefault(came.request.request_id, deque()).append(came)
+            return None
         if came.end is not None:
             self._counts = self._counts.ended(came.end)
             if came.end.num_bytes:
@@ -151,9 +189,21 @@ class PeerExchange:
             self._pool.land(holding, is_whole=False)
             return
         self.before_write()
-        self._runner.write_blocks(blocks, [record.kv for record in came.records[-len(blocks) :]])
-        self._pool.land(holding, is_whole=True)
-        self._note_written(request.request_id, len(blocks), is_moved=came.is_moved)
+        contents = [record.kv for record in came.records[-len(blocks) :]]
+        self._landing[request.request_id] = came, holding, len(blocks)
+        if self._copier is None or self._waiter is None:
+            self._runner.write_blocks(blocks, contents)
+            self._take_landed(PeerLanded(request.request_id, is_whole=True))
+        else:
+            self._waiter.submit(self._wait, request.request_id, self._copier.begin_write(blocks, contents))
+
+    def _wait(self, request_id: int, copy: BlockCopy) -> None:
+        is_whole = False
+        try:
+            copy.wait()
+            is_whole = True
+        finally:
+            self._put(PeerLanded(request_id, is_whole))
 
     def _worthwhile(self, text: str, num_blocks: int) -> Peer | None:
         """The peer that a request names, if fetching so many blocks from it pays."""

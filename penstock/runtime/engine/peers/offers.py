@@ -10,18 +10,32 @@ from typing import NamedTuple
 
 from penstock.runtime.core.batch import Delta
 from penstock.runtime.core.blocks import BlockPool
-from penstock.runtime.core.runner import BlockRunner
+from penstock.runtime.core.prefix import Content
+from penstock.runtime.core.runner import BlockCopy, BlockRunner, CopyingRunner
 from penstock.runtime.engine.tiers.record import KVRecord
 
 MAX_ENDED = 64
-MAX_READ_BYTES = 256 << 20
+MAX_READ_BYTES = 128 << 20
 """Of blocks for one reader in one turn of the loop."""
 
 
-class HandedOut(NamedTuple):
-    """News for a reader. After records, nothing comes until it reads on."""
+class ReadBlocks(NamedTuple):
+    """Blocks on their way out of the device, or out of it."""
 
-    records: tuple[KVRecord, ...] = ()
+    held: tuple[Content, ...]
+    contents: Sequence[bytes | memoryview] = ()
+    copy: BlockCopy | None = None
+
+    def wait(self) -> tuple[KVRecord, ...]:
+        """From any thread."""
+        contents = self.contents if self.copy is None else self.copy.wait()
+        return tuple(KVRecord(own.hash, own.tokens, kv) for own, kv in zip(self.held, contents, strict=True))
+
+
+class HandedOut(NamedTuple):
+    """News for a reader. After blocks, nothing comes until it reads on."""
+
+    blocks: ReadBlocks | None = None
     is_expected: bool = False
     """The rest is being computed here."""
     is_over: bool = False
@@ -68,6 +82,7 @@ class BlockOffers:
     def __init__(self, pool: BlockPool, runner: BlockRunner) -> None:
         self._pool = pool
         self._runner = runner
+        self._copier = runner if isinstance(runner, CopyingRunner) else None
         self.num_handed_out = 0
         """Blocks."""
         self._readers: dict[int, _BlockReader] = {}
@@ -109,20 +124,21 @@ class BlockOffers:
             news = self._news(reader, num_landed, reader.hashes[-1] in expected)
             if news is not None:
                 reader.is_new, reader.is_expected = False, news.is_expected
-                reader.is_waiting = not news.records
+                reader.is_waiting = news.blocks is None
                 reader.reply(news)
                 if news.is_over:
                     del self._readers[reader_id]
 
     def _news(self, reader: _BlockReader, num_landed: int, is_expected: bool) -> HandedOut | None:
-        records = self._read(reader, num_landed)
+        blocks = self._read(reader, num_landed)
         # A prompt that is computed may have blocks whose step has not landed yet.
         was_expected = reader.is_expected or reader.hashes[-1] in self._ended
-        is_given_up = was_expected and not is_expected and not reader.seen and not records
+        is_given_up = was_expected and not is_expected and not reader.seen and blocks is None
         is_over = is_given_up or reader.next == len(reader.hashes)
-        if not (records or is_over or (reader.is_new and not reader.seen) or is_expected != reader.is_expected):
+        is_news = is_over or (reader.is_new and not reader.seen) or is_expected != reader.is_expected
+        if blocks is None and not is_news:
             return None
-        return HandedOut(records, is_expected or bool(reader.seen), is_over)
+        return HandedOut(blocks, is_expected or bool(reader.seen), is_over)
 
     def _see(self, reader: _BlockReader, num_launched: int) -> None:
         """In every turn, so that content which left and came back is seen as new."""
@@ -137,7 +153,7 @@ class BlockOffers:
                 break
             reader.seen.append((block, num_launched))
 
-    def _read(self, reader: _BlockReader, num_landed: int) -> tuple[KVRecord, ...]:
+    def _read(self, reader: _BlockReader, num_landed: int) -> ReadBlocks | None:
         most = max(MAX_READ_BYTES // max(self._runner.block_bytes, 1), 1)
         blocks: list[int] = []
         for block, num_launched in reader.seen[:most]:
@@ -145,15 +161,12 @@ class BlockOffers:
                 break
             blocks.append(block)
         if not blocks:
-            return ()
+            return None
         _, contents, _ = self._pool.books
-        held = [contents[block] for block in blocks]
-        records = tuple(
-            KVRecord(content.hash, content.tokens, kv)
-            for content, kv in zip(held, self._runner.read_blocks(blocks), strict=True)
-            if content is not None
-        )
+        held = tuple([content for block in blocks if (content := contents[block]) is not None])
         self.num_handed_out += len(blocks)
         reader.next += len(blocks)
         del reader.seen[: len(blocks)]
-        return records
+        if self._copier is None:
+            return ReadBlocks(held, self._runner.read_blocks(blocks))
+        return ReadBlocks(held, copy=self._copier.begin_read(blocks, is_fenced=True))

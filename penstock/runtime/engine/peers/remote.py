@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
+from penstock.runtime.engine.peers import shared
 from penstock.runtime.engine.peers.channel import Channel, ChannelError, PeerFrame, StaleError, connect
 from penstock.runtime.engine.peers.counts import FetchEnd
-from penstock.runtime.engine.peers.server import ALIVE, ASK, OVER, RECORDS, SIZE
+from penstock.runtime.engine.peers.server import ALIVE, ASK, MAPPED, OVER, PLACED, RECORDS, SHARED, SIZE, TAKEN
 from penstock.runtime.engine.tiers.policy import Rates
 from penstock.runtime.engine.tiers.record import KVRecord, decode_record, key_of
 
@@ -64,6 +65,8 @@ class RemoteTier:
         self._threads = ThreadPoolExecutor(MAX_FETCHES, thread_name_prefix="kv-fetch")
         self._idle: dict[Peer, list[Channel]] = {}
         self._open: set[Channel] = set()
+        self._shared: dict[Channel, shared.SharedSegment] = {}
+        """Memory that the peer at the other end writes records to."""
         self._lock = threading.Lock()
         self._num_active = 0
 
@@ -140,10 +143,12 @@ class RemoteTier:
             num_got, last_s = 0, time.monotonic()
             while frame.kind != OVER and is_wanted():
                 now = time.monotonic()
-                if frame.kind == RECORDS:
-                    records = self._verified(hashes[num_got:], frame.payload)
+                if frame.kind in (RECORDS, PLACED):
+                    records, num_bytes = self._taken(channel, frame, hashes[num_got:])
                     num_got, last_s = num_got + len(records), now
-                    yield records, len(frame.payload), frame.seconds
+                    yield records, num_bytes, frame.seconds + time.monotonic() - now
+                elif frame.kind == SHARED:
+                    self._map(channel, bytes(frame.payload))
                 elif frame.kind != ALIVE:
                     raise ChannelError("a frame of no known kind")
                 elif now - last_s > patience_s:
@@ -177,7 +182,24 @@ class RemoteTier:
             self._give_back(peer, channel, False)
             raise
 
-    def _verified(self, hashes: Sequence[bytes], payload: bytes) -> list[KVRecord]:
+    def _map(self, channel: Channel, words: bytes) -> None:
+        segment = shared.open_segment(words)
+        if segment is not None:
+            self._shared[channel] = segment
+        channel.send(MAPPED, bytes([segment is not None]))
+
+    def _taken(self, channel: Channel, frame: PeerFrame, hashes: Sequence[bytes]) -> tuple[list[KVRecord], int]:
+        """Records of a frame, and how many bytes they have; what lies in shared memory is copied, and may be written over."""
+        if frame.kind == RECORDS:
+            return self._verified(hashes, memoryview(frame.payload)), len(frame.payload)
+        if channel not in self._shared:
+            raise ChannelError("records in memory that is not shared")
+        with self._shared[channel].view(bytes(frame.payload)) as view:
+            copied = bytearray(view)
+        channel.send(TAKEN)
+        return self._verified(hashes, memoryview(copied)), len(copied)
+
+    def _verified(self, hashes: Sequence[bytes], payload: memoryview) -> list[KVRecord]:
         records: list[KVRecord] = []
         begin = 0
         while begin < len(payload):
@@ -199,13 +221,18 @@ class RemoteTier:
             if is_whole:
                 for other in [one for one in self._idle if one[:2] == address[:2] and one != address]:
                     for stale in self._idle.pop(other):
-                        self._open.discard(stale)
-                        stale.close()
+                        self._drop(stale)
                 kept = self._idle.setdefault(address, [])
                 if len(kept) < MAX_IDLE:
                     kept.append(channel)
                     return
-            self._open.discard(channel)
+            self._drop(channel)
+
+    def _drop(self, channel: Channel) -> None:
+        self._open.discard(channel)
+        segment = self._shared.pop(channel, None)
+        if segment is not None:
+            segment.close()
         with contextlib.suppress(OSError):
             channel.close()
 

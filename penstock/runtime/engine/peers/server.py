@@ -4,6 +4,8 @@ ask      format 16 | waits 1 | hashes     blocks in that order; with `waits`, al
 records  (length 4 | record) ...
 alive                                     the rest is still being computed
 over                                      no more will come
+
+To a peer on the same machine much goes through memory that both see: `shared.py`.
 """
 
 import contextlib
@@ -18,16 +20,19 @@ from queue import Empty
 
 from penstock.errors import ConfigError
 from penstock.runtime.engine.inbox import Inbox
-from penstock.runtime.engine.peers.channel import GENERATION_BYTES, Channel, StaleError, greet
+from penstock.runtime.engine.peers import shared
+from penstock.runtime.engine.peers.channel import GENERATION_BYTES, Channel, ChannelError, StaleError, greet
 from penstock.runtime.engine.peers.offers import BlockRead, HandedOut, ReadOn
-from penstock.runtime.engine.tiers.record import DIGEST_BYTES, KVRecord, encode_record, key_of
+from penstock.runtime.engine.tiers.record import DIGEST_BYTES, KVRecord, key_of, record_parts
 
 LOGGER = logging.getLogger(__name__)
 
-ASK, RECORDS, ALIVE, OVER = range(1, 5)
+ASK, RECORDS, ALIVE, OVER, SHARED, MAPPED, PLACED, TAKEN = range(1, 9)
 MAX_PEERS = 128
 FRAME_BYTES = 16 << 20
 """Of records sent together: the reader lays them down while the next ones travel."""
+LEAST_SHARED_BYTES = 4 << 20
+"""Of records that one peer asks for: with fewer, making shared memory is not worth it."""
 ALIVE_S = 0.5
 GRACE_S = 2.0
 """For a prompt to arrive that a peer waits for."""
@@ -53,6 +58,8 @@ class BlockServer:
         self._put = put
         self._ids = itertools.count()
         self._channels: set[Channel] = set()
+        self.num_shared = 0
+        """Peers that read from memory shared with them."""
         self._lock = threading.Lock()
         try:
             self._listener = socket.create_server((host, 0))
@@ -92,28 +99,32 @@ class BlockServer:
             return
         with self._lock:
             self._channels.add(channel)
+        way = _RecordsWay(channel)
         try:
             channel.wait_at_most(IDLE_S)
             while True:
                 frame = channel.receive()
                 if frame.kind != ASK or (len(frame.payload) - 1) % DIGEST_BYTES or len(frame.payload) <= DIGEST_BYTES:
                     return
-                self._answer(channel, frame.payload)
+                self._answer(channel, way, bytes(frame.payload))
         except OSError:
             return
         finally:
             with self._lock:
                 self._channels.discard(channel)
             channel.close()
+            way.close()
 
-    def _answer(self, channel: Channel, asked: bytes) -> None:
+    def _answer(self, channel: Channel, way: "_RecordsWay", asked: bytes) -> None:
         format, waits, names = asked[:DIGEST_BYTES], bool(asked[DIGEST_BYTES]), asked[DIGEST_BYTES + 1 :]
         hashes = tuple(names[begin : begin + DIGEST_BYTES] for begin in range(0, len(names), DIGEST_BYTES))
         if format == self._format and hashes:
             for records in self._read(hashes, channel, waits):
-                most = max(FRAME_BYTES // records[0].num_bytes, 1)
+                self.num_shared += way.prepare(len(hashes) * records[0].num_bytes)
+                most = max(FRAME_BYTES // (records[0].num_bytes + SIZE.size), 1)
                 for begin in range(0, len(records), most):
-                    channel.send(RECORDS, *self._encoded(records[begin : begin + most]))
+                    way.send(list(self._encoded(records[begin : begin + most])))
+        way.finish()
         channel.send(OVER)
 
     def _read(self, hashes: tuple[bytes, ...], channel: Channel, waits: bool) -> Iterator[tuple[KVRecord, ...]]:
@@ -130,17 +141,71 @@ class BlockServer:
                     channel.send(ALIVE)
                     continue
                 is_expected, waited_s, most_s = told.is_expected, 0.0, GRACE_S
-                if told.records:
-                    yield told.records
-                if told.is_over or not (waits or told.records or is_expected):
+                if told.blocks is not None:
+                    yield told.blocks.wait()
+                if told.is_over or not (waits or told.blocks or is_expected):
                     return
-                if told.records:
+                if told.blocks is not None:
                     self._put(ReadOn(reader_id))
         finally:
             self._put(ReadOn(reader_id, is_over=True))
 
-    def _encoded(self, records: tuple[KVRecord, ...]) -> Iterator[bytes]:
+    def _encoded(self, records: tuple[KVRecord, ...]) -> Iterator[bytes | memoryview]:
         for record in records:
-            data = encode_record(key_of(self._format, record.hash), record)
-            yield SIZE.pack(len(data))
-            yield data
+            head, kv = record_parts(key_of(self._format, record.hash), record)
+            yield SIZE.pack(len(head) + len(kv))
+            yield head
+            yield kv
+
+
+class _RecordsWay:
+    """How records go to one peer: through the connection, or through memory that both see."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._segment: shared.SharedSegment | None = None
+        self._is_open = channel.is_local
+        """Shared memory was not tried yet, and might do."""
+
+    def prepare(self, num_bytes: int) -> bool:
+        """So much is asked for; returns whether memory is shared from now on that was not before."""
+        if not self._is_open or num_bytes < LEAST_SHARED_BYTES:
+            return False
+        self._is_open = False
+        segment = shared.create(FRAME_BYTES)
+        if segment is None:
+            return False
+        try:
+            self._channel.send(SHARED, segment.words)
+            is_mapped = self._take(MAPPED) == b"\1"
+        finally:
+            segment.hide()
+        if is_mapped:
+            self._segment = segment
+        return is_mapped
+
+    def send(self, parts: list[bytes | memoryview]) -> None:
+        segment = self._segment
+        if segment is None or sum(map(len, parts)) > segment.half_bytes:
+            self._channel.send(RECORDS, *parts)
+            return
+        while segment.is_full:
+            self._take(TAKEN)
+            segment.num_placed -= 1
+        self._channel.send(PLACED, segment.place(parts))
+
+    def finish(self) -> None:
+        """All that was placed has been taken."""
+        while self._segment is not None and self._segment.num_placed:
+            self._take(TAKEN)
+            self._segment.num_placed -= 1
+
+    def close(self) -> None:
+        if self._segment is not None:
+            self._segment.close()
+
+    def _take(self, kind: int) -> bytes:
+        frame = self._channel.receive()
+        if frame.kind != kind:
+            raise ChannelError("a frame that nobody asked for")
+        return bytes(frame.payload)

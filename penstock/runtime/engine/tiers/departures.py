@@ -19,14 +19,14 @@ from penstock.runtime.core.runner import BlockCopy, BlockRunner, CopyingRunner
 from penstock.runtime.engine.tiers.policy import Ghosts
 from penstock.runtime.engine.tiers.record import KVRecord
 
-COPIED_AT_ONCE = 32
+COPIED_AT_ONCE = 64
 """Blocks of a copy beside steps: pieces large enough for the full rate, small enough to be over soon."""
 MAX_COPIES = 2
 """Beside steps, at a time."""
 LOW_FRACTION = 1 / 8
 """Of the pool: with fewer blocks than this free, the oldest cached ones are copied ahead."""
 MAX_WANTED = 1 << 16
-MAX_FENCED = 128
+MAX_FENCED = 256
 """Blocks that are being taken and copied for one step. Of more, those nearest to their prompts' beginnings: without them the
 others are of no use."""
 

@@ -42,13 +42,18 @@ def key_of(format: bytes, hash: bytes) -> bytes:
     return blake2b(format + hash, digest_size=DIGEST_BYTES, person=b"penstock.kv").digest()
 
 
+def record_parts(key: bytes, record: KVRecord) -> tuple[bytes, bytes | memoryview]:
+    """Of a record as bytes: all before the keys and values, and those, which are not copied."""
+    head = key + record.hash + struct.pack("<II", len(record.tokens), len(record.kv)) + record.tokens
+    return MAGIC + zlib.crc32(record.kv, zlib.crc32(head)).to_bytes(4, "little") + head, record.kv
+
+
 def encode_record(key: bytes, record: KVRecord) -> bytes:
-    rest = key + record.hash + struct.pack("<II", len(record.tokens), len(record.kv)) + record.tokens + record.kv
-    return MAGIC + zlib.crc32(rest).to_bytes(4, "little") + rest
+    return b"".join(record_parts(key, record))
 
 
-def decode_record(key: bytes, hash: bytes, data: bytes) -> KVRecord | None:
-    """None if the bytes are not that record, whole and unchanged."""
+def decode_record(key: bytes, hash: bytes, data: bytes | memoryview) -> KVRecord | None:
+    """None if the bytes are not that record, whole and unchanged. Of a view, keys and values are one too."""
     if len(data) < HEAD.size:
         return None
     magic, checksum, own_key, own_hash, num_tokens, num_kv = HEAD.unpack_from(data)
@@ -58,4 +63,4 @@ def decode_record(key: bytes, hash: bytes, data: bytes) -> KVRecord | None:
     if zlib.crc32(memoryview(data)[_CHECKED_FROM:]) != checksum:
         return None
     begin = HEAD.size + num_tokens
-    return KVRecord(hash, data[HEAD.size : begin], data[begin:])
+    return KVRecord(hash, bytes(data[HEAD.size : begin]), data[begin:])

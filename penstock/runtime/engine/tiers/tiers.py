@@ -3,18 +3,17 @@
     out   `departures`
     in    a request that arrives: what the device lacks and a tier has is read beside the loop and verified; then its blocks are
           `arriving` in the pool, are written, and are published once they are there
-    swap  a preempted sequence that is the first to be admitted again gets its blocks back the same way
+    late  a waiting sequence that is about to be admitted gets the same way what the device lost since it came, or since it was
+          preempted (swap); meanwhile it does not wait for its turn, and others go before it
 
 Disk, checksums and waiting for copies belong to threads of their own.
 """
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import Executor
-from itertools import islice
-from typing import NamedTuple
+from heapq import nsmallest
 
-from penstock.errors import PenstockError
 from penstock.runtime.core.batch import Batch, Delta
 from penstock.runtime.core.blocks import BlockPool
 from penstock.runtime.core.prefix import Holding, Namespace, packed
@@ -25,89 +24,30 @@ from penstock.runtime.core.sequence import Sequence
 from penstock.runtime.engine.tiers.departures import Departures, LeftBlocks
 from penstock.runtime.engine.tiers.disk import DiskTier
 from penstock.runtime.engine.tiers.host import HostTier
+from penstock.runtime.engine.tiers.news import (
+    ArrivedBlocks,
+    FetchedBlocks,
+    InboundBlocks,
+    OrderDone,
+    Put,
+    TierCounts,
+    TierHit,
+    TierNews,
+)
+from penstock.runtime.engine.tiers.orders import CacheOrders
 from penstock.runtime.engine.tiers.policy import Rates
 from penstock.runtime.engine.tiers.record import KVRecord, key_of
-from penstock.runtime.engine.tiers.sessions import CacheAnswer, CacheOrder, KeptSession, SessionBook
+from penstock.runtime.engine.tiers.sessions import CacheOrder, SessionBook
 
 LEAST_BLOCKS = 2
 """Fewer are computed at once."""
 CANARY_EVERY = 64
 """One load in so many is read back from the device and compared before anybody may find it."""
 KEPT_AT_ONCE = 64
+STAGED_FRACTION = 0.25
+"""Of host memory that one prompt read from a disk may take there until it is admitted."""
 MAX_SWAPPED = 8
 """Waiting sequences that are looked at before a plan."""
-
-
-class TierCounts(NamedTuple):
-    """Since the start; bytes are those of records there now."""
-
-    stored_blocks: int = 0
-    loaded_blocks: int = 0
-    """Blocks that came back to the device."""
-    declined_blocks: int = 0
-    """Blocks that a tier had and that were computed all the same: that was faster."""
-    faults: int = 0
-    host_bytes: int = 0
-    disk_bytes: int = 0
-    swapped_blocks: int = 0
-    """Of the loaded ones, those of preempted sequences."""
-    canaries: int = 0
-    """Loads that were read back and compared."""
-    host_blocks: int = 0
-    """Loaded from host memory; the others came from the disk."""
-    attached: int = 0
-    """Requests that waited for the load of another."""
-
-
-class TierHit(NamedTuple):
-    """What tiers gave a prompt, in tokens, and why they gave no more."""
-
-    host: int = 0
-    disk: int = 0
-    miss: str = ""
-
-
-class FetchedBlocks(NamedTuple):
-    """A request whose records have been read, as far as they were there and sound."""
-
-    request: Request
-    first: int
-    """Number of the first of its blocks that they are for."""
-    records: tuple[KVRecord, ...]
-    num_bytes: int = 0
-    """Asked of the disk."""
-    num_host: int = 0
-    """Of the records, those that host memory had."""
-
-
-class ArrivedBlocks(NamedTuple):
-    """A copy to the device is over."""
-
-    number: int
-    is_whole: bool
-    seconds: float
-
-
-class InboundBlocks(NamedTuple):
-    """Records on their way to blocks of the device."""
-
-    request: Request
-    holding: Holding
-    blocks: tuple[int, ...]
-    records: tuple[KVRecord, ...]
-    num_host: int
-
-
-class OrderDone(NamedTuple):
-    """An order that took a disk is over."""
-
-    answer: CacheAnswer
-    session: KeptSession | None = None
-    """One that was read from a file."""
-
-
-TierNews = FetchedBlocks | ArrivedBlocks | LeftBlocks | OrderDone
-Put = Callable[[TierNews], object]
 
 
 class KVTiers:
@@ -141,13 +81,19 @@ class KVTiers:
         self._fetching: dict[int, Request] = {}
         """Requests that wait for blocks."""
         self._leaders: dict[bytes, int] = {}
-        """By key, the request whose load it is part of."""
+        """By hash, the request whose load it is part of."""
         self._followers: dict[int, list[Request]] = {}
         self._arrivals: dict[int, InboundBlocks] = {}
         self._num_arrivals = 0
-        self._deferred: dict[tuple[int, int], bool] = {}
-        """Sequences that wait for room, not for a tier; whether they were preempted."""
+        self._coming: dict[bytes, int] = {}
+        """By hash, the arrival that brings it."""
+        self._held: dict[int, list[Sequence]] = {}
+        """By arrival, sequences that wait for it, not for their turn; the first is the one it is for."""
+        self._unseen: dict[tuple[int, int], bool] = {}
+        """Waiting sequences that were not about to be admitted yet; whether they were preempted."""
         self._hits: dict[int, TierHit] = {}
+        self._hashes: dict[int, list[bytes]] = {}
+        """Of the prompts of requests that are not scheduled yet."""
         self._waiting_bytes = 0
         self._counts = TierCounts()
         self.departures = Departures(
@@ -163,7 +109,7 @@ class KVTiers:
         self.sessions = SessionBook(
             self._pool, format, None if disk is None else disk.folder, want=self.departures.want
         )
-        self._answers: list[CacheAnswer] = []
+        self.orders = CacheOrders(self.sessions, self._pool, runner, reader, format, host, disk, self._drop)
 
     @property
     def is_fetching(self) -> bool:
@@ -180,7 +126,7 @@ class KVTiers:
 
     def open(self, put: Put) -> None:
         """`put` brings news of copies to the engine's thread."""
-        self.departures.put = put
+        self.departures.put = self.orders.put = put
 
     def take(self, news: TierNews) -> tuple[Request, ...]:
         """Something was read or copied; returns the requests that wait for nothing here any more."""
@@ -190,17 +136,28 @@ class KVTiers:
         if isinstance(news, FetchedBlocks):
             return self._take_fetched(news)
         if isinstance(news, OrderDone):
-            if news.session is not None:
-                self.sessions.keep(news.session)
-            self._answers.append(news.answer)
+            self.orders.take(news)
             return ()
-        return self._release(self._land(news))
+        request_id = self._land(news)
+        held = self._held.pop(news.number, None)
+        if held is None:
+            return self._release(request_id)
+        for sequence in held:
+            if sequence.finish is None:
+                self._scheduler.roster.wait(sequence)
+                if news.is_whole:  # there may be more for those that waited for the load of another
+                    self._unseen[sequence.request_id, sequence.choice] = False
+        return ()
 
     # Out
 
     def copy_out(self, step: int = 0, *, are_sound: bool = True) -> None:
         """To be called between a plan and its launch."""
         self.departures.copy_out(step, are_sound=are_sound)
+
+    def order(self, order: CacheOrder) -> None:
+        """Do what an operator wants; `orders` tells what came of it."""
+        self.orders.do(order, self._scheduler.roster.now)
 
     def copy_out_now(self) -> None:
         """Blocks were taken outside of a plan."""
@@ -252,29 +209,41 @@ class KVTiers:
         found = self._pool.match(holding).blocks
         first, hashes = len(found), holding.hashes
         self.departures.look(found, hashes)
-        keys = [key_of(self._format, hash) for hash in hashes[first:]]
-        leader = self._leaders.get(keys[0]) if keys else None
+        self._unseen[request.request_id, 0] = False
+        missing = hashes[first:]
+        self._hashes[request.request_id] = hashes
+        leader = self._leaders.get(missing[0]) if missing else None
+        if missing and leader is None and missing[0] in self._coming:
+            return False  # it is there, or attached to its load, once it is about to be admitted
         if leader is not None:
             self._followers.setdefault(leader, []).append(request)
             self._fetching[request.request_id] = request
             self._count(attached=1)
             return True
+        keys = [key_of(self._format, hash) for hash in missing]
         count = next((place for place, key in enumerate(keys) if not self._has(key)), len(keys))
         held = [self._host.get(key) for key in keys[:count]]
         num_host = next((place for place, record in enumerate(held) if record is None), count)
         count = self._worthwhile(request, count, num_host, len(keys))
-        if not count:
+        if not count or (num_host >= count and not self._is_soon(request)):
             return False
         self._fetching[request.request_id] = request
-        self._leaders.update(dict.fromkeys(keys[:count], request.request_id))
+        self._leaders.update(dict.fromkeys(missing[:count], request.request_id))
         if num_host >= count:
             records = tuple([record for record in held[:count] if record is not None])
             return not self._take_fetched(FetchedBlocks(request, first, records, num_host=count))
         num_bytes = (count - num_host) * self._runner.block_bytes
         self._waiting_bytes += num_bytes
-        wanted = list(zip(keys, hashes[first:], held))[:count]
+        wanted = list(zip(keys, missing, held))[:count]
         self._reader.submit(self._read, request, first, wanted, num_bytes, put)
         return True
+
+    def _is_soon(self, request: Request) -> bool:
+        """A request would be admitted at once. What is loaded long before is lost again to those admitted earlier: host memory
+        has it until then."""
+        roster, pool = self._scheduler.roster, self._pool
+        num_free = pool.num_available - self._scheduler.num_running
+        return roster.waiting_since is None and roster.has_row and num_free >= pool.blocks_for(len(request.prompt))
 
     def _worthwhile(self, request: Request, count: int, num_host: int, num_missing: int) -> int:
         """Of the `count` blocks that tiers have after those on the device, how many are there sooner than they would be
@@ -328,7 +297,10 @@ class KVTiers:
         request_id = fetched.request.request_id
         is_wanted = request_id in self._fetching or request_id in self._followers
         sound = self._sound(fetched) if is_wanted else ()
-        if sound and self._arrive(fetched, sound):
+        fits_host = sum(record.num_bytes for record in sound) <= self._host.max_bytes * STAGED_FRACTION
+        if sound and fits_host and not self._is_soon(fetched.request):
+            self._to_disk([left for record in sound for left in self._host_put(record)])
+        elif sound and self._arrive(fetched, sound):
             return ()
         return self._release(request_id)
 
@@ -353,20 +325,23 @@ class KVTiers:
         if not blocks or len(blocks) > len(records):
             if holding.blocks:  # what they continue has left the device
                 self._pool.land(holding, is_whole=False)
-            else:
-                self._deferred[request.request_id, 0] = False  # no room: once it is about to be admitted there is
-            return False
+            return False  # where there was no room, there is some once it is about to be admitted
+        num_host = fetched.num_host if len(blocks) == len(records) else min(fetched.num_host, len(blocks))
+        return self._write(InboundBlocks(request, holding, blocks, wanted, num_host))
+
+    def _write(self, inbound: InboundBlocks) -> bool:
+        """False if it is over already."""
         self.copy_out_now()
         number = self._num_arrivals = self._num_arrivals + 1
-        num_host = fetched.num_host if len(blocks) == len(records) else min(fetched.num_host, len(blocks))
-        self._arrivals[number] = InboundBlocks(request, holding, blocks, wanted, num_host)
-        contents = [record.kv for record in wanted]
+        self._arrivals[number] = inbound
+        self._coming.update({record.hash: number for record in inbound.records})
+        contents = [record.kv for record in inbound.records]
         begun = time.monotonic()
         if self._copier is None:
-            self._runner.write_blocks(blocks, contents)
+            self._runner.write_blocks(inbound.blocks, contents)
             self._land(ArrivedBlocks(number, True, time.monotonic() - begun))
             return False
-        copy = self._copier.begin_write(blocks, contents)
+        copy = self._copier.begin_write(inbound.blocks, contents)
         self._waiter.submit(self._wait, number, copy, begun)
         return True
 
@@ -376,20 +351,24 @@ class KVTiers:
             copy.wait()
             is_whole = True
         finally:
-            self.departures.put(ArrivedBlocks(number, is_whole, time.monotonic() - begun))
+            seconds = time.monotonic() - begun if copy.seconds is None else copy.seconds
+            self.departures.put(ArrivedBlocks(number, is_whole, seconds))
 
     def _land(self, arrived: ArrivedBlocks) -> int:
         """Publish what has arrived, if it did; returns whose request it was for."""
-        request, holding, blocks, records, num_host = self._arrivals.pop(arrived.number)
+        request, holding, blocks, records, num_host, was_preempted = self._arrivals.pop(arrived.number)
+        self._coming = {hash: number for hash, number in self._coming.items() if number != arrived.number}
         is_whole = arrived.is_whole and self._is_same(arrived.number, blocks, records)
         self._pool.land(holding, is_whole=is_whole)
         if not is_whole:
             self._count(faults=1)
+            self._unseen.pop((request.request_id, 0), None)  # not tried again: it is computed
             return request.request_id
         self.rates.note_write(sum(record.num_bytes for record in records), arrived.seconds)
-        self._count(loaded_blocks=len(blocks), host_blocks=num_host)
-        hit, size = self._hits.get(request.request_id, TierHit()), self._pool.block_size
-        self._hits[request.request_id] = hit._replace(host=num_host * size, disk=(len(blocks) - num_host) * size)
+        self._count(loaded_blocks=len(blocks), host_blocks=num_host, swapped_blocks=was_preempted * len(blocks))
+        if not was_preempted:
+            hit, size = self._hits.get(request.request_id, TierHit()), self._pool.block_size
+            self._hits[request.request_id] = hit._replace(host=num_host * size, disk=(len(blocks) - num_host) * size)
         self._to_disk([left for record in records[num_host:] for left in self._host_put(record)])
         return request.request_id
 
@@ -404,21 +383,23 @@ class KVTiers:
         return self._host.put(key_of(self._format, record.hash), record)
 
     def _release(self, request_id: int) -> tuple[Request, ...]:
-        """A load is over: its request is to be scheduled, and so are those that waited for it, unless they wait for more."""
-        self._leaders = {key: leader for key, leader in self._leaders.items() if leader != request_id}
-        request = self._fetching.pop(request_id, None)
-        ready = [] if request is None else [request]
-        for follower in self._followers.pop(request_id, ()):
-            self._fetching.pop(follower.request_id, None)
-            if not self.fetch(follower, self.departures.put):
-                ready.append(follower)
-        return tuple(ready)
+        """A load is over: its request is to be scheduled, and so are those that waited for it. What tiers have beyond that is
+        brought when they are about to be admitted."""
+        self._leaders = {hash: leader for hash, leader in self._leaders.items() if leader != request_id}
+        waited = [self._fetching.pop(follower.request_id, None) for follower in self._followers.pop(request_id, ())]
+        ready = [self._fetching.pop(request_id, None), *waited]
+        return tuple([request for request in ready if request is not None])
+
+    def hashes_of(self, request: Request) -> list[bytes]:
+        """Of the blocks of its prompt, as found when it came; told once."""
+        return self._hashes.pop(request.request_id, [])
 
     def cancel(self, request_id: int) -> Request | None:
         """The load goes on for those that wait for it too."""
         for followers in self._followers.values():
             followers[:] = [one for one in followers if one.request_id != request_id]
         self._hits.pop(request_id, None)
+        self._hashes.pop(request_id, None)
         return self._fetching.pop(request_id, None)
 
     # Preempted sequences
@@ -430,133 +411,62 @@ class KVTiers:
         num_tokens = len(hashes) * self._pool.block_size
         if hashes and self.rates.is_writing_faster(num_tokens, len(hashes) * self._runner.block_bytes):
             self.departures.want(hashes)
-            self._deferred[sequence.request_id, sequence.choice] = True
+            self._unseen[sequence.request_id, sequence.choice] = True
 
     def swap_in(self) -> None:
-        """Before a plan: bring what host memory has of sequences that are about to be admitted and for which there was no
-        room when they came, or that were preempted."""
+        """Before a plan: bring what host memory has of sequences that are about to be admitted. When they came there was no
+        room for it, or the device had it and lost it since, or they were preempted."""
         roster, pool = self._scheduler.roster, self._pool
-        if not self._deferred or roster.waiting_since is None or not roster.has_row:
+        if not self._unseen or roster.waiting_since is None or not roster.has_row:
             return
         num_free = pool.num_available - self._scheduler.num_running
-        for sequence in list(islice(roster.order, MAX_SWAPPED)):
+        num_rows = self._scheduler.limits.max_sequences - self._scheduler.num_running
+        # In order: what was loaded for those before is theirs, and no room for those after.
+        for sequence in nsmallest(min(MAX_SWAPPED, num_rows), roster.order, key=roster.order.rank):
             num_free -= pool.blocks_for(len(sequence.tokens))
             if num_free < 0:
                 return
-            was_preempted = self._deferred.pop((sequence.request_id, sequence.choice), None)
+            was_preempted = self._unseen.pop((sequence.request_id, sequence.choice), None)
             if was_preempted is not None:
                 self._swap_in(sequence, was_preempted=was_preempted)
 
     def _swap_in(self, sequence: Sequence, *, was_preempted: bool) -> None:
         pool, size = self._pool, self._pool.block_size
         first = len(pool.match(sequence.holding).blocks)
-        records = []
-        for hash in sequence.holding.hashes[first:]:
+        missing, records = sequence.holding.hashes[first:], []
+        number = self._coming.get(missing[0]) if missing else None
+        if number in self._held:
+            self._held[number].append(sequence)
+            self._scheduler.roster.give_up(sequence)
+            self._count(attached=1)
+            return
+        for hash in missing:
             record = self._host.get(key_of(self._format, hash))
             if record is None:
                 break
             records.append(record)
-        if not records or not self.rates.is_writing_faster(
-            len(records) * size, len(records) * self._runner.block_bytes
-        ):
+        num_tokens, num_bytes = len(records) * size, len(records) * self._runner.block_bytes
+        if len(records) < LEAST_BLOCKS or not self.rates.is_writing_faster(num_tokens, num_bytes):
             return
         tokens = (*sequence.tokens[: (first + len(records)) * size], 0)
         holding = _holding(sequence.request, tokens)
         blocks = pool.arrive(holding, spare=self._scheduler.num_running)
-        if len(blocks) == len(records):
-            self.copy_out(self.departures.step)
-            contents = [record.kv for record in records]
-            if self._copier is None:
-                self._runner.write_blocks(blocks, contents)
-            else:
-                self._copier.begin_write(blocks, contents).wait()
-            pool.land(holding, is_whole=True)
-            self._count(loaded_blocks=len(blocks), host_blocks=len(blocks), swapped_blocks=was_preempted * len(blocks))
-            if not was_preempted:
-                self._hits[sequence.request_id] = TierHit(host=len(blocks) * size)
-        elif holding.blocks:
-            pool.land(holding, is_whole=False)
-
-    # What operators do
-
-    def order(self, order: CacheOrder) -> None:
-        """Do what an operator wants; `answers` tells what came of it, some time later where a file is read or written."""
-        answer = CacheAnswer(order.order_id)
-        try:
-            now, sessions = self._scheduler.roster.now, self.sessions
-            if order.action == "export":
-                self._export(order)
-                return
-            if order.action == "import":
-                self._reader.submit(self._import, order, now)
-                return
-            if order.action == "pin":
-                sessions.pin(order.name, now + order.seconds)
-            elif order.action == "drop":
-                self._drop(sessions.drop(order.name))
-            answer = answer._replace(sessions=sessions.facts(self._places, now))
-        except PenstockError as error:
-            answer = answer._replace(error=str(error))
-        self._answers.append(answer)
-
-    def answers(self) -> tuple[CacheAnswer, ...]:
-        """Since the last call."""
-        told, self._answers = tuple(self._answers), []
-        return told
-
-    def _places(self, hash: bytes) -> tuple[bool, bool]:
-        key = key_of(self._format, hash)
-        return key in self._host, self._disk is not None and key in self._disk
-
-    def _export(self, order: CacheOrder) -> None:
-        session = self.sessions.find(order.name)
-        self.sessions.path(session.name)
-        match = self._pool.match(session.holding)
-        contents = self._runner.read_blocks(match.blocks) if match.blocks else []
-        size = self._pool.block_size
-        mine = [
-            KVRecord(hash, packed(session.tokens[place * size : (place + 1) * size]), kv)
-            for place, (hash, kv) in enumerate(zip(session.hashes, contents))
-        ]
-        rest = [(key_of(self._format, hash), hash) for hash in session.hashes[len(mine) :]]
-        held = [self._host.get(key) for key, _ in rest]
-        self._reader.submit(self._write_file, order.order_id, session, [*mine, *held], rest, len(mine))
-
-    def _write_file(
-        self,
-        order_id: int,
-        session: KeptSession,
-        held: list[KVRecord | None],
-        rest: list[tuple[bytes, bytes]],
-        num_mine: int,
-    ) -> None:
-        """On the reader's thread."""
-        answer = CacheAnswer(order_id)
-        try:
-            found = (
-                record or (None if self._disk is None else self._disk.get(*rest[place - num_mine]))
-                for place, record in enumerate(held)
-            )
-            answer = answer._replace(file=self.sessions.write(session, found))
-        except (OSError, PenstockError) as error:
-            answer = answer._replace(error=f"the session could not be written: {error}")
-        self.departures.put(OrderDone(answer))
-
-    def _import(self, order: CacheOrder, now: float) -> None:
-        """On the reader's thread: what is sound goes to the disk."""
-        try:
-            session, records = self.sessions.read(order.name, now)
-            if self._disk is not None:
-                self._disk.put([(key_of(self._format, record.hash), record) for record in records])
-            self.departures.put(OrderDone(CacheAnswer(order.order_id), session))
-        except PenstockError as error:
-            self.departures.put(OrderDone(CacheAnswer(order.order_id, str(error))))
+        if len(blocks) != len(records):
+            if holding.blocks:
+                pool.land(holding, is_whole=False)
+            return
+        if self._write(InboundBlocks(sequence.request, holding, blocks, tuple(records), len(records), was_preempted)):
+            self._held[self._num_arrivals] = [sequence]
+            self._scheduler.roster.give_up(sequence)
 
     # What is told
 
     def tell(self, deltas: tuple[Delta, ...]) -> tuple[Delta, ...]:
         """The same, with what tiers gave beside what the prefix cache gave."""
         self.sessions.follow(deltas, self._scheduler.roster.now)
+        for delta in deltas:
+            if delta.finish is not None or delta.prefix is not None:
+                self._unseen.pop((delta.request_id, delta.choice), None)
         if not self._hits or not any(delta.prefix is not None for delta in deltas):
             return deltas
         return tuple([self._told(delta) if delta.prefix is not None else delta for delta in deltas])

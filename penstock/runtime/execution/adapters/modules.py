@@ -17,7 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from penstock.errors import ConfigError, ModelFileError
+from penstock.runtime.execution.adapters.pinned import PinnedNumbers, PinnedPieces
 from penstock.runtime.execution.adapters.prepare import PreparedAdapter, like_of, pack, rounded_rank, scaled_parts
+from penstock.runtime.execution.device import rest_torch
 from penstock.runtime.execution.load.adapters import MAX_RANK, TABLES, Adapter, check_uncut
 from penstock.runtime.execution.load.low_rank import LowRank
 from penstock.runtime.layers.adapted.linear import LoraLinear
@@ -32,6 +34,9 @@ from penstock.runtime.models.sharding import ModelShard, shard_recipes
 from penstock.runtime.models.spec import ModelSpec
 from penstock.runtime.models.weights import Stack
 from penstock.runtime.ops.lora import LoraBank, is_even
+
+PINNED_BYTES = 1 << 30
+"""Of host memory that is ready for adapters from the start; more is taken when it is needed."""
 
 
 class ModuleBank:
@@ -61,14 +66,18 @@ class ModuleBank:
             raise ConfigError(
                 "adapters are not served on a GPU over heads that are no multiple of 16 wide; leave them out"
             )
+        self._pinned = None if self._side is None else PinnedPieces(self._like.dtype)
+        if self._pinned is not None:
+            self._pinned.pin(PINNED_BYTES)
+            rest_torch()  # adapters are read by threads of our own
         outputs = sum(sum(linear.sizes) for linear in self._linears.values())
         self._numbers = torch.empty((num_slots, room), dtype=self._like.dtype, device=device)
-        self._places = torch.zeros((num_slots + 1, len(self._linears), 4), dtype=torch.int32, device=device)
+        self.places = torch.zeros((num_slots + 1, len(self._linears), 4), dtype=torch.int32, device=device)
         self._factors = torch.empty((num_slots + 1, outputs), device=device)
         first = 0
         for number, linear in enumerate(self._linears.values()):
             factors = self._factors[:, first : first + sum(linear.sizes)]
-            linear.bank = LoraBank(self._numbers, self._places[:, number], factors, self._rank)
+            linear.bank = LoraBank(self._numbers, self.places[:, number], factors, self._rank, number)
             first += sum(linear.sizes)
 
     def _swap(self, model: Decoder, spec: ModelSpec, step: AdapterStep, shard: ModelShard | None) -> int:
@@ -112,13 +121,16 @@ class ModuleBank:
         changes = dict(adapter.changes)
         for name in changes.keys() & self._tables.keys():
             changes[name] = scaled_parts(self._tables[name], changes[name])
-        return pack(replace(adapter, changes=changes), self._linears, self._rank, self._like)
+        return pack(replace(adapter, changes=changes), self._linears, self._rank, self._like, self._pinned)
 
     def put(self, slot: int, prepared: PreparedAdapter) -> None:
-        self._numbers[slot - 1, : len(prepared.numbers)].copy_(prepared.numbers, non_blocking=True)
+        if isinstance(prepared.numbers, PinnedNumbers):
+            prepared.numbers.copy_to(self._numbers[slot - 1])
+        else:
+            self._numbers[slot - 1, : len(prepared.numbers)].copy_(prepared.numbers)
         if prepared.factors is not None:
             self._factors[slot].copy_(prepared.factors, non_blocking=True)
-        self._places[slot].copy_(prepared.places, non_blocking=True)
+        self.places[slot].copy_(prepared.places, non_blocking=True)
         adapter = prepared.adapter
         for name, changes in adapter.changes.items():
             self._put_table(slot, name, changes[0])
@@ -129,7 +141,7 @@ class ModuleBank:
             self._unplain.add(slot)
 
     def clear(self, slot: int) -> None:
-        self._places[slot].zero_()
+        self.places[slot].zero_()
         for table in self._tables.values():
             table.forget(slot)
         for mixture in self._mixtures.values():

@@ -3,6 +3,7 @@
 They lie as they will on the device, one behind another, so that a slot is filled by one copy.
 """
 
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -10,13 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from penstock.errors import ModelFileError
-from penstock.runtime.execution.load.adapters import TABLES, Adapter
+from penstock.runtime.execution.adapters.pinned import PinnedNumbers, PinnedPieces
+from penstock.runtime.execution.load.adapters import TABLES, Adapter, reading_threads
 from penstock.runtime.execution.load.low_rank import LowRank
 from penstock.runtime.layers.adapted.linear import LoraLinear
 from penstock.runtime.layers.adapted.table import LoraTable
 from penstock.runtime.ops.lora import RANK_STEP
 
 IDENTITY_ROWS = 512
+_SCRATCH = threading.local()
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +29,7 @@ class PreparedAdapter:
     adapter: Adapter
     """What of it lies in no slot's memory: tables and experts, and changes of tables."""
     rank: int
-    numbers: Tensor
+    numbers: Tensor | PinnedNumbers
     """[numbers]: of every linear it changes A and B, in the model's own numbers."""
     places: Tensor
     """int32 [linears, 4], as `LoraBank` has them."""
@@ -54,16 +57,22 @@ def rounded_rank(rank: int) -> int:
     return -(-rank // RANK_STEP) * RANK_STEP
 
 
-def pack(adapter: Adapter, linears: Mapping[str, LoraLinear], most_rank: int, like: Tensor) -> PreparedAdapter:
+def pack(
+    adapter: Adapter,
+    linears: Mapping[str, LoraLinear],
+    most_rank: int,
+    like: Tensor,
+    pinned: PinnedPieces | None = None,
+) -> PreparedAdapter:
     """In numbers like one of the model's, in memory a GPU can read by itself; DoRA's scales as factors of plain products."""
-    is_pinned = like.device.type == "cuda"
     places = torch.zeros((len(linears), 4), dtype=torch.int32)
     changed = {name: parts for name, parts in adapter.changes.items() if name not in TABLES}
     total = sum(_num_numbers(parts, linears[name].sizes) for name, parts in changed.items())
-    numbers = torch.empty(total, dtype=like.dtype, pin_memory=is_pinned)
+    numbers = torch.empty(total, dtype=like.dtype) if pinned is None else _scratch(total, like.dtype)
     has_factors = any(part is not None and part.scales is not None for parts in changed.values() for part in parts)
     factors = torch.ones(sum(sum(linear.sizes) for linear in linears.values())) if has_factors else None
     at = first = 0
+    laying: list[tuple[Sequence[LowRank | None], Sequence[int], Tensor, Tensor]] = []
     for number, (name, linear) in enumerate(linears.items()):
         outputs = sum(linear.sizes)
         if name in changed:
@@ -75,17 +84,28 @@ def pack(adapter: Adapter, linears: Mapping[str, LoraLinear], most_rank: int, li
             end = at + _num_numbers(parts, linear.sizes)
             at_b = end - rank * outputs
             places[number] = torch.tensor([rank, at, at_b, is_scaled])
-            _lay(parts, linear.sizes, numbers[at:at_b], numbers[at_b:end].view(outputs, rank))
+            laying.append((parts, linear.sizes, numbers[at:at_b], numbers[at_b:end].view(outputs, rank)))
             if factors is not None:
                 for part in parts:
                     if part is not None and part.scales is not None:
                         factors[first + part.first : first + part.rows.stop] = part.scales
             at = end
         first += outputs
-    if is_pinned:
+    with reading_threads() as pool:
+        list(pool.map(lambda told: _lay(*told), laying))
+        held = numbers if pinned is None else pinned.hold(numbers, pool)
+    if pinned is not None:
         places, factors = places.pin_memory(), None if factors is None else factors.pin_memory()
     rest = replace(adapter, changes={name: parts for name, parts in adapter.changes.items() if name in TABLES})
-    return PreparedAdapter(rest, adapter.rank, numbers, places, factors)
+    return PreparedAdapter(rest, adapter.rank, held, places, factors)
+
+
+def _scratch(count: int, dtype: torch.dtype) -> Tensor:
+    """Memory of this thread's own, used again and again: fresh memory takes longer to come by than to fill."""
+    held: Tensor | None = getattr(_SCRATCH, "numbers", None)
+    if held is None or len(held) < count:
+        held = _SCRATCH.numbers = torch.empty(count, dtype=dtype)
+    return held[:count]
 
 
 def scaled_parts(matrix: LoraLinear | LoraTable, parts: Sequence[LowRank | None]) -> tuple[LowRank | None, ...]:
@@ -108,14 +128,15 @@ def _num_numbers(parts: Sequence[LowRank | None], sizes: Sequence[int]) -> int:
     return _rank(parts) * (len(sizes) * columns + sum(sizes))
 
 
+@torch.inference_mode()
 def _lay(parts: Sequence[LowRank | None], sizes: Sequence[int], a: Tensor, b: Tensor) -> None:
     """Zeros where there is no change, and beyond its rank."""
     rows, first = a.view(len(sizes), b.shape[1], -1), 0
     for number, (part, size) in enumerate(zip(parts, sizes, strict=True)):
         rank, own = 0 if part is None else part.rank, b[first : first + size]
-        if part is not None:
-            rows[number, :rank] = part.right
-            own[:, :rank] = part.left
+        if part is not None:  # by way of float32, which is several times as fast from one short kind to another
+            rows[number, :rank] = part.right.float()
+            own[:, :rank] = part.left.float()
         rows[number, rank:] = 0.0
         own[:, rank:] = 0.0
         first += size

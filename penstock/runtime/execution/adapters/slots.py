@@ -4,7 +4,6 @@ What lies in a slot is a bank's to know: torch modules and native steps have one
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,7 +12,8 @@ from torch import Tensor
 
 from penstock.errors import EngineError
 from penstock.runtime.core.batch import Arrival, Chunk
-from penstock.runtime.execution.load.adapters import Adapter, read_adapter
+from penstock.runtime.execution.load.adapters import Adapter
+from penstock.runtime.execution.load.mix import read_mix
 from penstock.runtime.layers.adapted.step import AdapterStep, TokenSlots
 from penstock.runtime.models.sharding import ModelShard
 from penstock.runtime.models.spec import ModelSpec
@@ -22,6 +22,10 @@ from penstock.runtime.ops.lora import tile_tokens
 
 class AdapterBank(Protocol):
     """Where a model's sublayers, or its native steps, find adapters by slot."""
+
+    @property
+    def places(self) -> Tensor | None:
+        """int32 [slots, linears, 4]: where sublayers find their matrices in a slot, as `LoraBank` has them."""
 
     def prepare(self, adapter: Adapter) -> Any:
         """What can be done before there is a slot, from any thread: numbers as they will lie, DoRA's lengths found.
@@ -72,7 +76,7 @@ class AdapterSlots:
 
     def read(self, path: str) -> Any:
         """From any thread; ModelFileError says why an adapter is refused."""
-        return self.bank.prepare(read_adapter(Path(path), self._spec, self._max_rank, self._shard))
+        return self.bank.prepare(read_mix(path, self._spec, self._max_rank, self._shard))
 
     @torch.inference_mode()
     def place(self, adapter: Any) -> None:
@@ -145,5 +149,6 @@ class AdapterSlots:
             self._set_tokens(self.on_device[rows])
 
     def _set_tokens(self, slots: Tensor) -> None:
-        tiles = None if slots.device.type == "cpu" else tile_tokens(slots, self.num_slots + 1)
+        places = self.bank.places
+        tiles = None if places is None or slots.device.type == "cpu" else tile_tokens(slots, places)
         self.step.tokens = TokenSlots(tiles, slots)

@@ -95,7 +95,7 @@ class GraphForward:
         has_drafts = any(chunk.num_drafts for chunk in chunks)
         keeps_states = self._choose(chunks) or keeps_states
         if not (IS_PLAIN.get() or keeps_states):
-            if all(chunk.length == 1 and not chunk.token_ids for chunk in chunks):
+            if are_decodes(chunks):
                 return self._decode(chunks, plan)
             shape = self._checks.shape_of(chunks) if has_drafts else None
             if shape is not None:
@@ -133,14 +133,26 @@ class GraphForward:
         return Replayed(self._checks.replay(places, shape[1]), order, self._samples)
 
     def _decode(self, chunks: list[Chunk], plan: DrawPlan) -> Replayed:
-        """Longest first: programs with much to read begin before those with little, and none is left over at the end."""
-        order = sorted(range(len(chunks)), key=lambda index: -chunks[index].start)
-        padding = padded_size(len(chunks)) - len(chunks)
-        places = self._places.next()[:, : len(chunks) + padding]
-        places[0] = torch.tensor([chunks[index].row for index in order] + [self._idle_row] * padding)
-        places[1] = torch.tensor([chunks[index].start for index in order] + [0] * padding)
-        places[2] = torch.tensor([plan.masks[index] for index in order] + [-1] * padding)
-        return Replayed(self._decodes.replay(places), list(order), self._samples)
+        places, order = describe_decodes(chunks, plan.masks, self._places, self._idle_row)
+        return Replayed(self._decodes.replay(places), order, self._samples)
+
+
+def are_decodes(chunks: list[Chunk]) -> bool:
+    """Each computes the one token that its row holds."""
+    return all(chunk.length == 1 and not chunk.token_ids for chunk in chunks)
+
+
+def describe_decodes(
+    chunks: list[Chunk], masks: list[int], pinned: Pinned, idle_row: int
+) -> tuple[Tensor, list[int | None]]:
+    """Longest first: programs with much to read begin before those with little, and none is left over at the end."""
+    order = sorted(range(len(chunks)), key=lambda index: -chunks[index].start)
+    padding = padded_size(len(chunks)) - len(chunks)
+    places = pinned.next()[:, : len(chunks) + padding]
+    places[0] = torch.tensor([chunks[index].row for index in order] + [idle_row] * padding)
+    places[1] = torch.tensor([chunks[index].start for index in order] + [0] * padding)
+    places[2] = torch.tensor([masks[index] for index in order] + [-1] * padding)
+    return places, list(order)
 
 
 def _apart(chunk: Chunk) -> list[Chunk]:

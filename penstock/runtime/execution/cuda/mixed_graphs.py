@@ -20,6 +20,7 @@ from penstock.runtime.execution.eager.sampler import NOTHING
 from penstock.runtime.layers.decoder import Decoder
 from penstock.runtime.layers.step import Step
 from penstock.runtime.ops.layout import BatchLayout
+from penstock.runtime.ops.parallel.collective import Peers
 from penstock.runtime.ops.sampling.sample import Draws
 
 MAX_LAYER_WORK = 2.9e11
@@ -81,6 +82,11 @@ class MixedGraphs:
         recording.chunks.copy_(inputs, non_blocking=True)
         recording.graph.replay()
         return recording.computed
+
+    def join(self, peers: Peers) -> None:
+        """Record no longer steps than the others that compute them do: parts of a model differ in weights."""
+        own = torch.tensor([self._most_tokens], dtype=torch.float64, device=self._parts.rows.tokens.device)
+        self._most_tokens = float(peers.all_gather(own).min())
 
     def sizes(self) -> Iterator[tuple[int, int]]:
         """(tokens, chunks) that steps are padded to, the likeliest first."""

@@ -28,6 +28,7 @@ from penstock.runtime.execution.kv_cache import KVCache
 from penstock.runtime.layers.decoder import Decoder
 from penstock.runtime.layers.step import Rotations
 from penstock.runtime.ops.op import plainly
+from penstock.runtime.ops.parallel.collective import Peers
 
 if TYPE_CHECKING:
     from penstock.runtime.ops.triton.host.compile_ahead import Compilers
@@ -94,6 +95,7 @@ class CudaRunner(StepRunner):
         super().__init__(rows, cache, forward, sampler, spec.vocab_size, sender)
         self.copies = BlockCopies(cache, device)
         """Blocks to host memory and back, beside the steps."""
+        self._plain, self._adapted = plain, adapted
         self._warm_up = KernelWarmUp(model, (plain, adapted), rows, max_sequences)
         self._max_sequences = max_sequences
         self._rehearsals: Iterator[Callable[[], None]] = iter(())
@@ -108,6 +110,12 @@ class CudaRunner(StepRunner):
         self._rehearsals = (partial(one.mixed.record, size) for one in kinds for size in one.mixed.sizes())
         for _ in range(NUM_EARLY_MIXED):
             self.rehearse()
+
+    def join(self, peers: Peers) -> None:
+        """Have ranks that compute together choose alike: what one launches piece by piece another must not replay."""
+        self._warm_up.wait()
+        for recorded in (self._plain, self._adapted):
+            recorded.mixed.join(peers)
 
     def rehearse(self) -> bool:
         """Record a mixed step of one more size, while nothing else is to be done; False if none is left."""

@@ -19,6 +19,7 @@ from penstock.runtime.execution.cuda.mixed_graphs import LEAST_CHUNKS, LEAST_TOK
 from penstock.runtime.execution.cuda.rows import DeviceRows
 from penstock.runtime.layers.decoder import Decoder
 from penstock.runtime.models.spec import GQA
+from penstock.runtime.ops.parallel.collective import rehearsed
 from penstock.runtime.ops.sampling.sample import Needs
 
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ APART = (1, 2, 3, 4, 6, 8, 10, 12, 16, 24, 32, 33, 44, 48, 64, 66, 96, 128, 132,
 """Generations beside a prompt, in steps too long to be recorded: every way of cutting their keys is among these."""
 WIDTHS = (2, 4, 8, 16)
 """Tokens of each chunk, in steps whose chunks are all alike and short: prompts of which all but the end was cached."""
+ADAPTED = (40, 72, 136)
+"""Chunks of the widest in steps with adapters, whose kernels go by the number of tokens too."""
 EARLY_STEPS = 2
 """Launched before the tokens of the first are known: an engine has as many under way."""
 
@@ -82,10 +85,17 @@ class KernelWarmUp:
         self._num_plain += is_small
         if self._is_due and is_small and self._num_plain <= EARLY_STEPS:
             return False
+        return self._are_ready(wait=not is_small)
+
+    def wait(self) -> None:
+        """Have what the first steps need compiled now: ranks that compute together take the same kernels from the first on."""
+        self._are_ready(wait=True)
+
+    def _are_ready(self, *, wait: bool) -> bool:
         self.begin()
         if self._urgent is None:
             return True  # they had all been compiled in this process
-        if not self._urgent.are_ready(wait=not is_small):
+        if not self._urgent.are_ready(wait=wait):
             return False
         if self._urgent.found_new:  # else an earlier process has left the others too
             self._others = self._compile_others()
@@ -129,6 +139,8 @@ class KernelWarmUp:
         counts = APART[: bisect(APART, self._max_sequences)]
         apart = [[*[1] * count, LEAST_TOKENS] for count in counts]
         apart += [[width] * count for width in WIDTHS for count in counts[::2]]
+        if self._rows.adapters is not None:
+            apart += [[WIDTHS[-1]] * count for count in ADAPTED]
         return self._compile(sizes, chunk_sizes, SPECIAL, CHECKS, apart)
 
     @torch.inference_mode()
@@ -144,7 +156,7 @@ class KernelWarmUp:
         from penstock.runtime.ops.triton.host.launch import asking
 
         prepare().result()
-        with asking() as variants:
+        with asking() as variants, rehearsed():
             for recorded in self.kinds:
                 for num_chunks in mixed_sizes:
                     recorded.mixed.warm_up(self._model, num_chunks)

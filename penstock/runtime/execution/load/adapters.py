@@ -10,14 +10,16 @@ import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from hashlib import blake2b
+from hashlib import blake2b, sha256
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from penstock.errors import ModelFileError
+from penstock.runtime.execution.load.copied import PLAIN, CopiedTensors
 from penstock.runtime.execution.load.low_rank import LowRank, fit, follow
 from penstock.runtime.formats.checkpoint import Checkpoint, RawTensor, quoted
 from penstock.runtime.formats.gguf import GgufFile
@@ -43,10 +45,8 @@ from penstock.runtime.models.weights import Concat, Recipe, Stack, sources
 MAX_CONFIG_BYTES = 1 << 20
 MAX_RANK = 512
 PERSON = b"penstock.lora"
-HASHED_BYTES = 8 << 20
+HASHED_BYTES = 4 << 20
 READING_THREADS = max(1, min(4, (os.cpu_count() or 1) // 2))
-PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-"""Numbers as torch knows them."""
 MAX_TENSORS = 200_000
 TABLES = ("embedding", "output")
 LORA_A, LORA_B, MAGNITUDE = "lora_A.weight", "lora_B.weight", "lora_magnitude_vector"
@@ -65,7 +65,9 @@ ENDINGS = {
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """What is laid over a model, in float32, by our modules' names. Two adapters of one `digest` are one."""
+    """What is laid over a model, by our modules' names. Two adapters of one `digest` are one.
+
+    Changes of a layer's matrices are in the file's own kind of numbers, all else is in float32."""
 
     digest: str
     path: str
@@ -119,15 +121,22 @@ def read_adapter(path: Path, spec: ModelSpec, max_rank: int = MAX_RANK, shard: M
     try:
         modules = _modules(checkpoint)
         reading = AdapterReading(path, spec, settings, max_rank)
-        with ThreadPoolExecutor(READING_THREADS, thread_name_prefix="adapter") as pool:
+        with reading_threads() as pool:
             hashed = [pool.submit(_hashed, part) for part in _parts(files)]
-            list(pool.map(reading.take, modules.values()))
+            reading.copied = CopiedTensors([raw for module in modules.values() for raw in module.parts.values()], pool)
+            for module in modules.values():
+                reading.take(module)
             digest = blake2b(b"".join(part.result() for part in hashed), digest_size=16, person=PERSON).hexdigest()
         return reading.adapter(digest, shard)
     except ModelFileError as error:
         raise ModelFileError(f"the adapter {path} is refused: {error}") from error
     finally:
         checkpoint.close()
+
+
+def reading_threads() -> ThreadPoolExecutor:
+    """Threads for one adapter: somebody waits for it."""
+    return ThreadPoolExecutor(READING_THREADS, thread_name_prefix="adapter")
 
 
 def _open(path: Path, spec: ModelSpec) -> tuple[Checkpoint, AdapterSettings, tuple[Path, ...]]:
@@ -169,7 +178,7 @@ def _hashed(part: tuple[Path, int]) -> bytes:
     path, begin = part
     with path.open("rb") as file:
         file.seek(begin)
-        return blake2b(file.read(HASHED_BYTES), digest_size=32, person=PERSON).digest()
+        return sha256(file.read(HASHED_BYTES)).digest()  # chips have instructions for it
 
 
 def _modules(checkpoint: Checkpoint) -> dict[str, Module]:
@@ -200,6 +209,7 @@ class AdapterReading:
         self._found: dict[str, LowRank] = {}
         """By the base's tensors."""
         self._whole: dict[str, Tensor] = {}
+        self.copied: CopiedTensors | None = None
 
     def adapter(self, digest: str, shard: ModelShard | None) -> Adapter:
         spec = self._spec if shard is None else shard.spec
@@ -226,11 +236,11 @@ class AdapterReading:
                 if any(any(parts) for parts in stack):
                     experts[module] = stack
             elif any(parts := _fitted(recipe, find, shape)):
-                changes[module] = parts
+                is_table = module in TABLES
+                changes[module] = tuple(part.floats() if is_table and part is not None else part for part in parts)
         return Adapter(digest, str(self._path), self._settings.base, changes, experts, tables)
 
     def take(self, module: Module) -> None:
-        """From any thread, several at once."""
         kinds = set(module.parts)
         leaf = self._names.find(module.name)
         if kinds == {"weight"}:
@@ -246,7 +256,8 @@ class AdapterReading:
             raise ModelFileError(
                 f"its module {quoted(module.name)} has {sorted(kinds)}; lora_A and lora_B belong together"
             )
-        a, b = (self._read(module.parts[part], 2) for part in (LORA_A, LORA_B))
+        read = self._read if MAGNITUDE in kinds else self._stored
+        a, b = (read(module.parts[part], 2) for part in (LORA_A, LORA_B))
         if leaf == self._embedding_leaf and self._settings.is_gguf:
             a, b = b.t(), a.t()
         self._found[leaf] = self._change(module, a, b)
@@ -259,7 +270,8 @@ class AdapterReading:
     def _change(self, module: Module, a: Tensor, b: Tensor) -> LowRank:
         """`b` [rows, rank] times `a` [rank, columns], scaled."""
         rank = self._rank(module, a, b)
-        left = b * self._settings.scale(module.name, rank)
+        scale = self._settings.scale(module.name, rank)
+        left = b if scale == 1 else b.float() * scale
         is_swapped = self._spec.architecture == "gpt2" and "lm_head" not in module.name and not self._settings.is_gguf
         scales = self._read(module.parts[MAGNITUDE], 1) if MAGNITUDE in module.parts else None
         if scales is not None and len(scales) != len(left):
@@ -331,15 +343,23 @@ class AdapterReading:
                 self._found[name] = LowRank(rows, right)
 
     def _read(self, raw: RawTensor, num_dims: int) -> Tensor:
+        return self._stored(raw, num_dims).float()
+
+    def _stored(self, raw: RawTensor, num_dims: int) -> Tensor:
+        """In the file's own kind of numbers, unless they are packed."""
         if len(raw.shape) != num_dims or not all(raw.shape):
             raise ModelFileError(
                 f"its tensor {quoted(raw.name)} is {list(raw.shape)}; {num_dims} dimensions are expected"
             )
         plain = PLAIN.get(raw.dtype)
-        if plain is None:
+        if self.copied is not None and self.copied.is_whole:
+            values = self.copied.get(raw)
+            if self.copied.are_finite:
+                return values
+        elif plain is None:
             values = torch.from_numpy(dequantize(raw)).view(raw.shape)
-        else:  # several times faster: somebody waits for it
-            values = torch.frombuffer(bytearray(raw.data), dtype=plain).view(raw.shape).float()
+        else:  # as the file has them, copied while other threads go on: somebody waits for it
+            values = torch.from_numpy(np.array(raw.data)).view(plain).view(raw.shape)
         # Sums of numbers that are finite hardly ever are not.
         if not math.isfinite(values.sum().item()) and not bool(torch.isfinite(values).all()):
             raise ModelFileError(f"its tensor {quoted(raw.name)} has numbers that are not finite")

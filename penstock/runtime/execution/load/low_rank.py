@@ -34,6 +34,9 @@ class LowRank:
     def at(self, first: int) -> "LowRank":
         return LowRank(self.left, self.right, first, self.scales)
 
+    def floats(self) -> "LowRank":
+        return LowRank(self.left.float(), self.right.float(), self.first, self.scales)
+
     def taken(self, index: slice | Tensor) -> "LowRank":
         scales = None if self.scales is None else self.scales[index]
         return LowRank(self.left[index], self.right, self.first, scales)
@@ -98,14 +101,14 @@ def _cut(change: LowRank, begin: int, end: int) -> LowRank:
 
 def _joined(changes: Sequence[LowRank], begin: int, end: int) -> LowRank:
     rank = sum(change.rank for change in changes)
-    left = torch.zeros((end - begin, rank), dtype=changes[0].left.dtype)
+    left = torch.zeros((end - begin, rank), dtype=torch.float32)
     at = 0
     for change in changes:
         left[change.first - begin : change.rows.stop - begin, at : at + change.rank] = change.left
         at += change.rank
     if any(change.scales is not None for change in changes):
         raise ModelFileError("DoRA over parts of one matrix is not served; train it over all of them")
-    return LowRank(left, torch.cat([change.right for change in changes]), begin)
+    return LowRank(left, torch.cat([change.right.float() for change in changes]), begin)
 
 
 def _check_rows(change: LowRank, size: int) -> None:

@@ -34,6 +34,7 @@ class NativeBank:
             raise ConfigError(
                 "the native library is older than adapters; build it anew: python setup.py build_ext --inplace"
             )
+        self.places = None
         self._model = model
         self._is_cut = is_cut
         self._order = gate_order(model.spec)

@@ -6,10 +6,12 @@ import torch
 
 from penstock.runtime.core.runner import RunnerShape
 from penstock.runtime.execution.choose import make_runner
-from penstock.runtime.execution.eager.runner import StepRunner
+from penstock.runtime.execution.cuda.runner import CudaRunner
+from penstock.runtime.execution.eager.runner import ModelRunner, StepRunner
 from penstock.runtime.execution.load.parameters import check_all_used, fill_dummy, fill_model
-from penstock.runtime.execution.parallel.forward import SharedRunner
+from penstock.runtime.execution.parallel.forward import SharedRunner, make_cache
 from penstock.runtime.execution.parallel.native import NativePart
+from penstock.runtime.execution.parallel.recorded import make_recorded_stage
 from penstock.runtime.execution.parallel.runner import StageRunner
 from penstock.runtime.execution.parallel.split import build_shard, join_shard
 from penstock.runtime.execution.parallel.stage import StagedDecoder
@@ -52,12 +54,19 @@ class ModelPart:
 
 def rank_runner(network: object, world: World, shape: RunnerShape, cache_dtype: torch.dtype | None) -> StepRunner:
     """Stages draw in the last of them; ranks that share a vocabulary lay no scores down; others run as a whole model does."""
+    if isinstance(network, StagedDecoder) and world.device.type == "cuda":
+        return StageRunner(make_recorded_stage(network, world, shape, cache_dtype), world)
     if isinstance(network, StagedDecoder) or (isinstance(network, NativePart) and world.place.ranks.pipeline > 1):
-        return StageRunner(network, world, shape, cache_dtype)
+        cache = make_cache(network, shape, cache_dtype)
+        parts = ModelRunner(network, shape, cache_dtype, cache)  # type: ignore[arg-type]  # it stands where a decoder stands
+        return StageRunner(parts, world)
     if isinstance(network, NativePart):
         return SharedRunner(network, network, shape, cache_dtype)
     if isinstance(network, Decoder) and world.device.type != "cuda":
         table = network.embedding if network.output is None else network.output
         if isinstance(table, VocabularyScores):
             return SharedRunner(network, table, shape, cache_dtype)
-    return make_runner(network, shape, cache_dtype)
+    runner = make_runner(network, shape, cache_dtype)
+    if isinstance(runner, CudaRunner):
+        runner.join(world.stage)
+    return runner

@@ -15,10 +15,10 @@ import torch
 
 from penstock.errors import RankLostError
 from penstock.runtime.core.batch import Batch, StepOutput
-from penstock.runtime.core.runner import Masks, Runner, RunnerShape, Ticket
-from penstock.runtime.execution.eager.runner import ModelRunner
+from penstock.runtime.core.runner import Masks, Runner, Ticket
+from penstock.runtime.execution.eager.prompt import wants_prompt_logprobs
+from penstock.runtime.execution.eager.runner import StepRunner
 from penstock.runtime.execution.parallel.adapters import FollowingAdapters
-from penstock.runtime.execution.parallel.forward import make_cache
 from penstock.runtime.execution.parallel.frames import (
     FilledMasks,
     decode_output,
@@ -27,8 +27,6 @@ from penstock.runtime.execution.parallel.frames import (
     encode_step,
 )
 from penstock.runtime.execution.parallel.micro import joined, micro_batches
-from penstock.runtime.execution.parallel.native import NativePart
-from penstock.runtime.execution.parallel.stage import StagedDecoder
 from penstock.runtime.execution.parallel.world import World
 
 DEPTH = 2
@@ -144,23 +142,17 @@ def follow(runner: Runner, world: World, adapters: FollowingAdapters | None = No
         ticket.result()
 
 
-class StageRunner(ModelRunner):
-    """A stage of a pipeline. Its model takes hidden states over and passes them on by itself.
+class StageRunner(StepRunner):
+    """A stage of a pipeline. Its forward passes take hidden states over and pass them on by themselves.
 
     first      waits for the tokens its chunks read, computes, and goes on: another stage draws
     between    computes
     last       computes, draws, and tells the first stage
     """
 
-    def __init__(
-        self,
-        model: StagedDecoder | NativePart,
-        world: World,
-        shape: RunnerShape,
-        cache_dtype: torch.dtype | None = None,
-    ) -> None:
-        cache = make_cache(model, shape, cache_dtype)
-        super().__init__(model, shape, cache_dtype, cache)  # type: ignore[arg-type]  # it stands where a decoder stands
+    def __init__(self, parts: StepRunner, world: World) -> None:
+        """`parts` is a runner of the stage's own layers, which is not run."""
+        super().__init__(parts._rows, parts._cache, parts._forward, parts._sampler, parts._vocab_size)
         self._world = world
         self._awaited: deque[MicroStep] = deque()
         """Parts of steps whose tokens have not come back, oldest first."""
@@ -190,7 +182,9 @@ class StageRunner(ModelRunner):
             if is_first:
                 self._catch_up({chunk.row for chunk in chunks})
             self._rows.place(part.step, chunks)
-            self._forward(chunks, self._sampler.plan(chunks, {}), keeps_states=False)
+            # As the last stage chooses, who alone draws: hidden states pass in the order and the size of the same step.
+            keeps_states = any(wants_prompt_logprobs(chunk, self._rows) for chunk in chunks)
+            self._forward(chunks, self._sampler.plan(chunks, {}), keeps_states=keeps_states)
             self._rows.grow(part.step, chunks)
         step = MicroStep(part)
         if is_first:

@@ -56,7 +56,7 @@ def join_shard(model: Decoder, shard: ModelShard, world: World) -> None:
         )
         if isinstance(layer.mlp, MixtureOfExperts) and isinstance(whole.mlp, MoE):
             layer.register_module("mlp", _dealt(layer.mlp, whole.mlp, shard, world.stage))
-        else:
+        elif layer.mlp is not None:
             layer.mlp.register_module("down", SummedLinear(layer.mlp.get_submodule("down"), world.tensor))
     held = shard.vocabulary
     tensor = shard.place.ranks.tensor

@@ -28,6 +28,7 @@ from torch.distributed import (  # type: ignore[attr-defined]
 )
 
 from penstock.errors import ConfigError, RankLostError
+from penstock.runtime.execution.parallel.card import CardPeers
 from penstock.runtime.execution.parallel.shared import SharedPeers
 from penstock.runtime.models.ranks import RankPlace
 from penstock.runtime.ops.parallel.collective import Alone, Peers
@@ -56,6 +57,8 @@ class Rendezvous:
     """Known to all ranks of this machine: those that share layers are on one, and share memory if they compute on its CPU."""
     step_s: float = 60.0
     """How long a rank waits for another in the middle of a step."""
+    shares_gpu: bool = False
+    """Ranks of this machine compute on one GPU."""
 
     @property
     def address(self) -> str:
@@ -98,7 +101,8 @@ class World:
         self.place = place
         self.device = device
         self._rendezvous = rendezvous
-        self._backend: Backend = "nccl" if device.type == "cuda" else "gloo"
+        self._backend: Backend = "nccl" if device.type == "cuda" and not rendezvous.shares_gpu else "gloo"
+        self._pipe_device = device if self._backend == "nccl" else torch.device("cpu")
         self.store = store or open_store(rendezvous.host, rendezvous.port, is_host=False)
         self._sending: deque[tuple[Any, Tensor]] = deque()
         """What is on its way, and the memory it is sent from."""
@@ -150,13 +154,13 @@ class World:
 
     def send(self, hidden: Tensor) -> None:
         """Send hidden states to the rank of the same column a stage later; they are on their way when this returns."""
-        self._send(self._pipe, hidden.contiguous(), self.place.rank + self.place.ranks.per_stage)
+        self._send(self._pipe, hidden.to(self._pipe_device).contiguous(), self.place.rank + self.place.ranks.per_stage)
 
     def recv(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Hidden states from the stage before."""
-        hidden = torch.empty(shape, dtype=dtype, device=self.device)
+        hidden = torch.empty(shape, dtype=dtype, device=self._pipe_device)
         _wait(self._pipe.recv([hidden], self.place.rank - self.place.ranks.per_stage, 0))
-        return hidden
+        return hidden.to(self.device)
 
     def _send(self, group: Any, values: Tensor, rank: int) -> None:
         while len(self._sending) >= MAX_SENDING:
@@ -173,6 +177,9 @@ class World:
             home = Path(folder) / name
             home.mkdir(mode=0o700, exist_ok=True)
             return SharedPeers(home, PrefixStore(name, self.store), index, len(ranks), self._rendezvous.step_s)
+        if self._rendezvous.shares_gpu and self.device.type == "cuda":
+            store = PrefixStore(name, self.store)
+            return CardPeers(store, index, len(ranks), self.device, self._rendezvous.step_s)
         return GroupPeers(self._group(name, ranks), index, len(ranks))
 
     def _group(self, name: str, ranks: list[int]) -> Any:

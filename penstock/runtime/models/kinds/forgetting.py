@@ -5,7 +5,7 @@ from typing import Literal
 
 from penstock.errors import ConfigError
 from penstock.runtime.models.kinds.bounded import Bounded
-from penstock.runtime.models.spec import GQA, Layer, ModelSpec
+from penstock.runtime.models.spec import GQA, Layer, ModelSpec, only_gqa
 
 
 def bounded(
@@ -29,3 +29,14 @@ def bounded(
 
     layers = tuple(map(forgetting, spec.layers))
     return replace(spec, layers=layers, max_context=max(spec.max_context, context))
+
+
+def unbounded(spec: ModelSpec) -> ModelSpec:
+    """The model as its files have it."""
+    layers = (
+        replace(layer, attention=only_gqa(layer.attention.attention, "bounded"))
+        if isinstance(layer.attention, Bounded)
+        else layer
+        for layer in spec.layers
+    )
+    return replace(spec, layers=tuple(layers))

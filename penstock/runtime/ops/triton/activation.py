@@ -10,7 +10,7 @@ from penstock.runtime.ops.activation import CLAMP, SHARPNESS, gate
 from penstock.runtime.ops.triton.host.chain import await_others, chained
 from penstock.runtime.ops.triton.host.launch import entry
 
-KINDS: dict[Activation, int] = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "swiglu_clamped": 3}
+KINDS: dict[Activation, int] = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "swiglu_clamped": 3, "relu2": 4}
 
 
 @triton.jit
@@ -23,6 +23,9 @@ def activated(gates, ups, KIND: tl.constexpr, CLAMP: tl.constexpr, SHARPNESS: tl
     elif KIND == 2:
         inner = 0.7978845608028654 * (gates + 0.044715 * gates * gates * gates)
         return gates * tl.sigmoid(2.0 * inner) * ups
+    elif KIND == 4:
+        high = tl.maximum(gates, 0.0)
+        return high * high * ups
     else:
         low = tl.minimum(gates, CLAMP)
         return low * tl.sigmoid(low * SHARPNESS) * (tl.minimum(tl.maximum(ups, -CLAMP), CLAMP) + 1.0)

@@ -1,4 +1,4 @@
-"""From the joined q, k, v to rotated queries and a written cache in one launch."""
+"""From the joined q, k, v to rotated queries and a written cache in one launch; blocks of all layers, likewise in one."""
 
 import torch
 import triton
@@ -6,7 +6,15 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.runtime.models.spec import GQA
-from penstock.runtime.ops.kv_write import LEAST, MOST_WHOLE, HeadNorms, place_qkv
+from penstock.runtime.ops.kv_write import (
+    LEAST,
+    MOST_WHOLE,
+    BlockParts,
+    HeadNorms,
+    gather_blocks,
+    place_qkv,
+    scatter_blocks,
+)
 from penstock.runtime.ops.layout import AnyCache, ScaledCache
 from penstock.runtime.ops.rope import Angles
 from penstock.runtime.ops.triton.host.chain import await_others, chained
@@ -14,6 +22,8 @@ from penstock.runtime.ops.triton.host.launch import entry
 
 TILE = 16
 """Tokens a program handles when there are many."""
+MOVED = 1024
+"""Words of a block that a program moves at a time."""
 
 
 @triton.jit
@@ -136,3 +146,42 @@ def place_heads(
         num_warps=1 if tile == 1 else 4,
     )
     return queries
+
+
+@entry
+@triton.jit(do_not_specialize=["num_words"])
+def _move(blocks, pointers, rows, num_words, OUT: tl.constexpr, WORDS: tl.constexpr):
+    """One part of one block, to its place in a row of all parts or from there. Parts lie wherever they were allocated."""
+    part, number = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    block = tl.load(blocks + number).to(tl.int64)
+    cache = tl.load(pointers + part).to(tl.pointer_type(tl.int32)) + block * num_words
+    row = rows + (number * tl.num_programs(0) + part) * num_words
+    for begin in range(0, num_words, WORDS):
+        word = begin + tl.arange(0, WORDS)
+        if OUT:
+            tl.store(row + word, tl.load(cache + word, mask=word < num_words), mask=word < num_words)
+        else:
+            tl.store(cache + word, tl.load(row + word, mask=word < num_words), mask=word < num_words)
+
+
+def _are_alike(blocks: Tensor, parts: BlockParts, rows: Tensor | None = None) -> bool:
+    """Blocks of all parts have as many bytes: no scales beside numbers."""
+    return parts.word_count is not None
+
+
+def _moved(blocks: Tensor, parts: BlockParts, rows: Tensor, *, out: bool) -> None:
+    _move[len(parts.tensors), len(blocks)](
+        blocks, parts.pointers, rows.view(torch.int32), parts.word_count, OUT=out, WORDS=MOVED, num_warps=4
+    )
+
+
+@gather_blocks.kernel("cuda", fits=_are_alike)
+def gather_all_layers(blocks: Tensor, parts: BlockParts) -> Tensor:
+    rows = torch.empty((len(blocks), parts.block_bytes), dtype=torch.uint8, device=blocks.device)
+    _moved(blocks, parts, rows, out=True)
+    return rows
+
+
+@scatter_blocks.kernel("cuda", fits=_are_alike)
+def scatter_all_layers(blocks: Tensor, parts: BlockParts, rows: Tensor) -> None:
+    _moved(blocks, parts, rows.contiguous(), out=False)

@@ -123,9 +123,16 @@ class AdminApi:
                     raise not_found(f"there is no replica {name[:80]!r}")
                 (self._app.fleet.drain if action == "drain" else self._app.fleet.undrain)(replica)
                 self._audit(action, name)
+            case ("POST", "replicas", name, "role", ("prefill" | "decode" | "both") as role):
+                replica = self._app.fleet.get(name)
+                if replica is None:
+                    raise not_found(f"there is no replica {name[:80]!r}")
+                self._app.fleet.assign(replica, role)
+                self._audit(f"role {role}", name)
             case _:
                 raise not_found(
-                    "the admin API has GET and POST /replicas, DELETE /replicas/NAME, POST .../drain and .../undrain; "
+                    "the admin API has GET and POST /replicas, DELETE /replicas/NAME, POST .../drain, .../undrain and "
+                    ".../role/prefill, decode or both; "
                     "with a gateway keys, budgets, rules, usage and audit too: GET /openapi.json lists all"
                 )
         return b'{"status":"done"}'

@@ -17,6 +17,9 @@ def document(version: str) -> dict[str, Any]:
         "/replicas/{name}": {"delete": _operation("Remove one")},
         "/replicas/{name}/drain": {"post": _operation("Nothing new goes there")},
         "/replicas/{name}/undrain": {"post": _operation("It takes requests again")},
+        "/replicas/{name}/role/{role}": {
+            "post": _operation("Use it for prefill, decode or both, once what it is doing has ended")
+        },
     }
     for route in ROUTES:
         operation = _operation(route.help)
@@ -112,7 +115,7 @@ async function draw(){table("keys",await ask("GET","/keys"),["revoke",k=>ask("DE
  table("budgets",await ask("GET","/budgets"),["delete",b=>ask("DELETE","/budgets/"+encodeURIComponent(b.scope))]);
  $("rules").textContent=JSON.stringify(await ask("GET","/rules"),null,1);
  table("replicas",(await ask("GET","/replicas")).replicas.map(r=>({
-  name:r.name,state:r.state,draining:r.is_draining,pending:r.num_pending,
+  name:r.name,state:r.state,role:r.role||"",draining:r.is_draining,pending:r.num_pending,
   served:r.num_served,failed:r.num_failed})),["drain",r=>ask("POST","/replicas/"+r.name+(r.draining?"/undrain":"/drain"))]);
  table("usage",await ask("GET","/usage"));table("audit",await ask("GET","/audit"))}
 async function run(work){try{const v=await work();await draw();say(v&&v.key?"The key, shown this once: "+v.key:"Done",true)}

@@ -11,7 +11,8 @@ from penstock.service.gateway.accounts.later import LaterBill
 from penstock.service.gateway.gateway import Gateway
 from penstock.service.router.fleet import ReplicaState
 from penstock.service.router.members import Members
-from penstock.service.router.proxy.endpoint import ConnectionPool, fetch
+from penstock.service.router.proxy.replica_pool import ReplicaPool
+from penstock.service.upstream.connections import fetch
 
 COLLECT_S = 1.0
 """Between two rounds, while there are requests whose bills are to come."""
@@ -52,7 +53,7 @@ class BillCollector:
             with contextlib.suppress(OSError, StoreError, msgspec.DecodeError):
                 await self._collect_from(pool)
 
-    async def _collect_from(self, pool: ConnectionPool) -> None:
+    async def _collect_from(self, pool: ReplicaPool) -> None:
         found = await fetch(pool, _request(pool, "GET", b""), TIMEOUT_S)
         if found.status != 200:
             return
@@ -65,7 +66,7 @@ class BillCollector:
             await fetch(pool, _request(pool, "POST", msgspec.json.encode({"taken": done})), TIMEOUT_S)
 
 
-def _request(pool: ConnectionPool, method: str, body: bytes) -> bytes:
+def _request(pool: ReplicaPool, method: str, body: bytes) -> bytes:
     endpoint = pool.endpoint
     key = b"authorization: Bearer %b\r\n" % pool.key if pool.key else b""
     head = f"{method} {endpoint.path}{PATH} HTTP/1.1\r\nhost: {endpoint.authority}\r\n".encode()

@@ -8,9 +8,10 @@ from urllib.parse import parse_qs, quote
 import msgspec
 
 from penstock.service.edge.refusal import Refusal, unavailable
-from penstock.service.router.proxy.endpoint import ConnectionPool, fetch
 from penstock.service.router.proxy.incoming import Incoming
 from penstock.service.router.proxy.job import Job
+from penstock.service.router.proxy.replica_pool import ReplicaPool
+from penstock.service.upstream.connections import fetch
 
 PAGE = 100
 MAX_PAGES = 20
@@ -26,14 +27,14 @@ class _Page(msgspec.Struct):
     has_more: bool = False
 
 
-async def merged_list(job: Job, pools: Sequence[ConnectionPool]) -> bytes:
+async def merged_list(job: Job, pools: Sequence[ReplicaPool]) -> bytes:
     """Raises Refusal where a replica that should be asked does not answer: half a list would be a wrong one."""
     found = await asyncio.gather(*(_items(job, pool) for pool in pools))
     items = sorted((item for part in found for item in part), key=lambda item: -int(item.get("created_at") or 0))
     return msgspec.json.encode(_page(items, job.request))
 
 
-async def _items(job: Job, pool: ConnectionPool) -> list[Item]:
+async def _items(job: Job, pool: ReplicaPool) -> list[Item]:
     """All that one replica keeps, newest first."""
     items: list[Item] = []
     purpose = _query(job.request).get("purpose")

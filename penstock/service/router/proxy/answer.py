@@ -10,7 +10,7 @@ from penstock.service import marks
 from penstock.service.edge.stamp import TRUST_HEADER
 from penstock.service.marks import TokenBound, TokenCount
 from penstock.service.router.proxy.asked import usage_in
-from penstock.service.router.proxy.endpoint import Headers
+from penstock.service.upstream.connections import Headers
 
 MAX_WHOLE_BYTES = 4 << 20
 """Answers up to this size are held until they are whole."""

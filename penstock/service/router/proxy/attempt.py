@@ -6,7 +6,8 @@ import re
 from typing import Any, Protocol
 
 from penstock.service.router.fleet import LiveFleet, LiveReplica
-from penstock.service.router.proxy.endpoint import ConnectionPool, Headers, UpstreamConnection
+from penstock.service.router.proxy.replica_pool import ReplicaPool
+from penstock.service.upstream.connections import Headers, UpstreamConnection
 
 
 class AttemptListener(Protocol):
@@ -54,7 +55,7 @@ class Attempt:
         listener: AttemptListener,
         clock: AttemptClock,
         replica: LiveReplica,
-        pool: ConnectionPool,
+        pool: ReplicaPool,
         num_tokens: int,
     ) -> None:
         self._listener = listener

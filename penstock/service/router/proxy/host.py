@@ -6,8 +6,8 @@ from penstock.config import RouterConfig
 from penstock.service.marks import TokenBound
 from penstock.service.router.fleet import LiveFleet, LiveReplica
 from penstock.service.router.meters import RouterMeters
-from penstock.service.router.proxy.endpoint import ConnectionPool
 from penstock.service.router.proxy.job import RelayOutcome
+from penstock.service.router.proxy.replica_pool import ReplicaPool
 
 
 class RelayHost(Protocol):
@@ -20,7 +20,7 @@ class RelayHost(Protocol):
 
     def now(self) -> float: ...
 
-    def choose(self, relay: Any) -> tuple[LiveReplica, ConnectionPool]: ...
+    def choose(self, relay: Any) -> tuple[LiveReplica, ReplicaPool]: ...
 
     def park(self, relay: Any) -> None: ...
 

@@ -9,8 +9,8 @@ from penstock.service.gateway.ticket import Admittance
 from penstock.service.marks import TokenCount
 from penstock.service.router.policy import RouteChoice, RoutedCall
 from penstock.service.router.proxy.asked import Wanted, replaced
-from penstock.service.router.proxy.endpoint import ConnectionPool
 from penstock.service.router.proxy.incoming import AnswerSink, Incoming
+from penstock.service.router.proxy.replica_pool import ReplicaPool
 
 PASSED_HEADERS = (
     b"content-type",
@@ -137,7 +137,7 @@ class Job:
         self.spent: list[tuple[str, TokenCount]] = []
         """What models asked before took."""
 
-    def body(self, pool: ConnectionPool) -> bytes:
+    def body(self, pool: ReplicaPool) -> bytes:
         fields = dict(self.extra)
         model = pool.model or self.model
         if self.strips_usage and not pool.is_ours:
@@ -146,7 +146,7 @@ class Job:
             fields["model"] = model
         return replaced(self.request.body, fields) if fields and self.request.body else self.request.body
 
-    def data(self, pool: ConnectionPool, shown: list[bytes] | None, query: str | None = None) -> bytes:
+    def data(self, pool: ReplicaPool, shown: list[bytes] | None, query: str | None = None) -> bytes:
         """The request on the wire. `shown`: marks of what the client has seen, where the answer goes on; `query` in place
         of the client's own.
         """
@@ -178,15 +178,15 @@ class Job:
         lines.append(b"\r\n")
         return b"".join(lines) + body
 
-    def asking_blocks(self, pool: ConnectionPool) -> bytes:
+    def asking_blocks(self, pool: ReplicaPool) -> bytes:
         """The same request, asked only what blocks its prompt is made of."""
         return self._asking(pool, kv_events.BLOCKS_HEADER)
 
-    def asking_prefill(self, pool: ConnectionPool) -> bytes:
+    def asking_prefill(self, pool: ReplicaPool) -> bytes:
         """The same request, of which only the prompt is to be computed."""
         return self._asking(pool, kv_events.PREFILL_HEADER)
 
-    def _asking(self, pool: ConnectionPool, header: bytes) -> bytes:
+    def _asking(self, pool: ReplicaPool, header: bytes) -> bytes:
         head, end, body = self.data(pool, None).partition(b"\r\n\r\n")
         return head + b"\r\n%b: 1" % header + end + body
 

@@ -13,8 +13,10 @@ from penstock.service.router.handover import FETCHED_BYTES_S, HandoverVerdict, P
 from penstock.service.router.meters import RouterMeters
 from penstock.service.router.policy import RoutedCall, num_held
 from penstock.service.router.proxy.attempt import Attempt
-from penstock.service.router.proxy.endpoint import ConnectionPool, Headers
 from penstock.service.router.proxy.job import Job
+from penstock.service.router.proxy.replica_pool import ReplicaPool
+from penstock.service.router.proxy.roles import RoleTuner
+from penstock.service.upstream.connections import Headers
 
 PATHS = frozenset(("/v1/chat/completions", "/v1/completions", "/v1/messages", "/api/chat", "/api/generate"))
 """Whose prompts are in their bodies: nothing that one replica keeps is needed to compute them."""
@@ -28,7 +30,7 @@ class PrefillHost(Protocol):
 
     def now(self) -> float: ...
 
-    def pool_of(self, replica: LiveReplica) -> ConnectionPool: ...
+    def pool_of(self, replica: LiveReplica) -> ReplicaPool: ...
 
     def note_failure(self, replica: LiveReplica, message: str, *, is_gone: bool) -> None: ...
 
@@ -84,11 +86,13 @@ class _Way(NamedTuple):
 
 
 class Handovers:
-    """Decides for each request that is sent, and keeps what it has begun. `mode` is auto, always or never."""
+    """Decides for each request that is sent, and keeps what it has begun. `mode` is auto, always, never or retune: as auto, and
+    replicas that were started for both change their roles with the load."""
 
     def __init__(self, host: PrefillHost, mode: str) -> None:
         self._host = host
         self._mode = mode
+        self._tuner = RoleTuner(host.fleet) if mode == "retune" else None
 
     def begin(self, job: Job, replica: LiveReplica, tried: list[str]) -> None:
         """The request goes to this replica: say where blocks of its prompt come from, and have them computed."""
@@ -97,6 +101,9 @@ class Handovers:
         job.peer = b""
         if self._mode == "never" or replica.offer is None or not _has_own_prompt(job):
             return
+        if self._tuner is not None:
+            num_missing = _num_missing(job.call, replica, replica.offer.block_size)
+            self._tuner.note(job.model, num_missing * _token_s(replica.offer), self._host.now())
         way = self._way(job, replica, replica.offer, tried)
         if way is None:
             return
@@ -142,9 +149,9 @@ class Handovers:
             fetched = PromptSite(0, 0, _token_s(theirs))
             verdict = judge_handover(here._replace(num_missing=num_more), fetched, transfer, replica.num_pending)
             ways.append(_Way(one, theirs, self._ruled(verdict), False))
-        if theirs.role in ("prefill", "both") and here.num_missing >= LEAST_TOKENS:
+        if one.role in ("prefill", "both") and here.num_missing >= LEAST_TOKENS:
             verdict = judge_handover(here, _site(call, one, theirs), transfer, replica.num_pending)
-            if self._mode != "always" or theirs.role == "prefill":
+            if self._mode != "always" or one.only_prefills:
                 ways.append(_Way(one, theirs, self._ruled(verdict), True))
         return ways
 

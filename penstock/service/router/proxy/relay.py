@@ -15,10 +15,10 @@ from penstock.service.router.fleet import LiveReplica
 from penstock.service.router.proxy.answer import ReplicaAnswer
 from penstock.service.router.proxy.asked import usage_in
 from penstock.service.router.proxy.attempt import Attempt
-from penstock.service.router.proxy.endpoint import Headers
 from penstock.service.router.proxy.host import RelayHost
 from penstock.service.router.proxy.incoming import AnswerSink, Incoming
 from penstock.service.router.proxy.job import Job, RelayOutcome
+from penstock.service.upstream.connections import Headers
 
 RUBBISH = "its answer is none that a server of models gives"
 MAX_TRIES = 3

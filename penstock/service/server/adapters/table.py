@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from penstock.config import AdapterConfig
 from penstock.metrics.exposition import Labels
+from penstock.runtime.core.request import mix_of
 from penstock.runtime.engine.client import AdapterFacts
 from penstock.service.server.http.faults import ApiError, ErrorKind, invalid
 from penstock.service.server.served import AdaptedModel, ServedModel
@@ -49,7 +50,12 @@ class AdapterTable:
         return iter(self._models.values())
 
     def get(self, name: str) -> AdaptedModel | None:
-        return self._models.get(name)
+        """Also several under one name with their scales, as `one*0.5+other`."""
+        found = self._models.get(name)
+        if found is not None or not ("*" in name or "+" in name):
+            return found
+        mix = mix_of(name, {model.name: model.adapter for model in self})
+        return None if mix is None else AdaptedModel(self._base, name, mix)
 
     def path_of(self, asked: str) -> str:
         """A path an admin named: inside of the adapters' directory, links followed."""

@@ -6,13 +6,13 @@ import time
 from datetime import UTC, datetime
 from typing import Any
 
-import msgspec
 from starlette.requests import Request
 
 from penstock.service.server.front import Front
 from penstock.service.server.http.answer import Json
 from penstock.service.server.http.faults import ApiError, ErrorKind, invalid
 from penstock.service.server.http.health import PlainText
+from penstock.service.server.ollama.dialect import line_of
 from penstock.service.server.ollama.protocol import NameBody
 from penstock.service.server.pool.resident import Residency
 from penstock.service.server.served import ServedModel
@@ -79,7 +79,7 @@ async def pull(request: Request) -> Json:
     ]
     if body.stream is False:
         return Json(lines[-1])
-    return PlainText(b"".join(map(_line, lines)), "application/x-ndjson")
+    return PlainText(b"".join(map(line_of, lines)), "application/x-ndjson")
 
 
 async def delete(request: Request) -> Json:
@@ -162,7 +162,3 @@ def _digest(model: ServedModel) -> str:
 
 def _time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
-
-
-def _line(value: dict[str, Any]) -> bytes:
-    return msgspec.json.encode(value) + b"\n"

@@ -4,8 +4,6 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-import msgspec
-
 from penstock.runtime.text.stream.segments import (
     Segment,
     ToolCallArguments,
@@ -18,7 +16,7 @@ from penstock.runtime.text.stream.segments import (
 from penstock.runtime.text.tokenizer.tokenizer import Tokenizer
 from penstock.service.server.http.call import Call
 from penstock.service.server.http.faults import ApiError
-from penstock.service.server.ollama.dialect import DIALECT
+from penstock.service.server.ollama.dialect import DIALECT, line_of
 from penstock.service.server.openai.logprobs import chat_entries
 from penstock.service.server.usage import usage_of
 from penstock.service.server.writer import LENGTH, Piece
@@ -46,7 +44,7 @@ class OllamaEncoder:
         return b"".join(map(self._line, pieces))
 
     def closing(self, call: Call, timings: dict[str, float] | None) -> bytes:
-        return msgspec.json.encode(self._head() | self._words((), ()) | self._end(call, timings)) + b"\n"
+        return line_of(self._head() | self._words((), ()) | self._end(call, timings))
 
     def failing(self, error: ApiError) -> bytes:
         return DIALECT.error_event(error, "")
@@ -77,7 +75,7 @@ class OllamaEncoder:
         line = self._head() | words | {"done": False}
         if self._num_top is not None:
             line["logprobs"] = self._logprobs(piece)
-        return msgspec.json.encode(line) + b"\n"
+        return line_of(line)
 
     def _words(self, segments: Sequence[Segment], calls: Sequence[dict[str, Any]]) -> dict[str, Any]:
         content, thinking = content_of(segments), reasoning_of(segments)

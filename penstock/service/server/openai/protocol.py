@@ -227,6 +227,6 @@ REFUSED = {
     "prompt_embeds": "send text or token ids",
     "chat_template": "the model's own template is used",
     "documents": "put them into the messages",
-    "lora": "serve the adapter as a model",
+    "lora": "name it as the model, with a scale as helper*0.5, several as helper*0.5+other",
 }
 """Known fields that no body here has, with the way out."""

@@ -158,10 +158,10 @@ def sampling_options(
 
 
 def _best_of(body: Sampling) -> int | None:
-    """More than are told; None where there is nothing to choose."""
+    """More than are told; None where there is nothing to choose. For a beam search it is another word for its width."""
     if body.best_of is not None and body.best_of < (body.n or 1):
         raise invalid(f"best_of is {body.best_of}, fewer than n; raise it", "best_of")
-    return None if body.best_of is None or body.best_of == (body.n or 1) else body.best_of
+    return None if body.use_beam_search or body.best_of == (body.n or 1) else body.best_of
 
 
 def _beams(body: Sampling) -> Beams | None:
@@ -178,7 +178,7 @@ def _beams(body: Sampling) -> Beams | None:
 
 def with_best(encoder: AnswerEncoder, body: Sampling, num_logprobs: int | None) -> AnswerEncoder:
     """The encoder, told the likeliest answers alone where more are drawn."""
-    best_of = None if body.use_beam_search else _best_of(body)
+    best_of = _best_of(body)
     if best_of is None:
         return encoder
     return BestOf(encoder, best_of, body.n or 1, shows_logprobs=num_logprobs is not None)

@@ -15,7 +15,7 @@ from penstock.runtime.text.beam import Beam, BeamRules, Ranked, TokenIds, search
 from penstock.runtime.text.tokenizer.tokenizer import Tokenizer
 from penstock.service.server.generation import Beams
 from penstock.service.server.http.call import CANCELLED, Call, CallParameters, Failure, Pipe, Reporting
-from penstock.service.server.http.faults import invalid, unsupported
+from penstock.service.server.http.faults import invalid
 from penstock.service.server.served import ServedModel
 from penstock.service.server.writer import Piece
 
@@ -113,7 +113,8 @@ def call_of(
         return Call(model.client, model.tokenizer, prompts, parameters)
     asked = parameters.sampling
     if asked.grammar is not None or asked.logprobs is not None or asked.banned_sequences:
-        raise unsupported("use_beam_search with a grammar, tools, bad_words or logprobs", "leave one of them out")
+        fault = "a beam search with a grammar, tools, bad_words or logprobs is not supported; leave one of them out"
+        raise invalid(fault, "use_beam_search", "unsupported_parameter")
     longest = model.facts.max_context - max(map(len, prompts))
     max_tokens = longest if asked.max_tokens is None else asked.max_tokens
     try:

@@ -163,7 +163,7 @@ async def _start() -> asyncio.subprocess.Process:
         stdout=pipe,
         stderr=asyncio.subprocess.DEVNULL,
         limit=MAX_LINE_BYTES,
-        preexec_fn=os.setpgrp,
+        preexec_fn=os.setpgrp,  # uvloop knows no process_group
     )
 
 

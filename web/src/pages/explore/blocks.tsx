@@ -1,4 +1,4 @@
-/** 10: contiguous reservations against pages, and the engine's own map. */
+/** 10: contiguous reservations against pages, padded batches against packed ones, and the engine's own map. */
 import type { JSX } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { chats, post, told } from "../../api";
@@ -21,6 +21,9 @@ interface Laid {
   contiguous: { start: number; used: number; reserved: number }[];
   contiguous_waste: number;
   paged_waste: number;
+  /** Tokens computed of each sequence's prompt where a batch is a rectangle. */
+  padded: number[];
+  padded_waste: number;
   num_shared_tokens: number;
   contiguous_fit: number;
   paged_fit: number;
@@ -36,7 +39,7 @@ export function Blocks(): JSX.Element {
     <Frame
       card={card("blocks")}
       state={state}
-      command={`penstock calc kv --model llama-3.1-8b --context ${state.reserve} --used 300 --block ${state.block}\npenstock simulate --allocation contiguous --max-context ${state.reserve} --rate 8`}
+      command={`penstock calc kv --model llama-3.1-8b --context ${state.reserve} --used 300 --block ${state.block}\npenstock simulate --allocation contiguous --max-context ${state.reserve} --rate 8\npenstock simulate --padding --rate 8`}
       controls={
         <>
           <Slider label="Sequences" value={state.sequences} min={1} max={16} onChange={(sequences) => set({ sequences })} />
@@ -57,11 +60,15 @@ export function Blocks(): JSX.Element {
             <Card class="c6" title="Paged" about="Blocks as they are needed, from a real pool; arrows go from a sequence's place to its block.">
               <Canvas height={16 * 20 + 6} label={`Paged: ${percent(laid.paged_waste)} wasted`} draw={(pen) => pages(pen, laid)} />
             </Card>
+            <Card class="c12" title="Padded" about="One step of all these prompts as a rectangle: each is computed as long as the longest. Packed, one after another, none is.">
+              <Canvas height={laid.padded.length * 20 + 6} label={`Padded: ${percent(laid.padded_waste)} of the computed tokens wasted`} draw={(pen) => rectangle(pen, laid)} />
+            </Card>
           </div>
-          <Legend items={[["decode", "used"], ["hatched", "reserved, unused"], ["cached", "shared"], ["idle", "free"]]} />
+          <Legend items={[["decode", "used"], ["hatched", "reserved or padded, unused"], ["cached", "shared"], ["idle", "free"]]} />
           <Stats>
             <Stat label="waste, contiguous" name="contiguous-waste" value={percent(laid.contiguous_waste)} kind="bad" note="1 − used / held" />
             <Stat label="waste, paged" name="paged-waste" value={percent(laid.paged_waste)} kind="good" />
+            <Stat label="waste, padded" name="padded-waste" value={percent(laid.padded_waste)} kind="bad" note="1 − asked / computed; packed: 0 %" />
             <Stat label="sequences that fit" value={`${count(laid.contiguous_fit)} → ${count(laid.paged_fit)}`} note="contiguous → paged" />
             <Stat label="shared" value={count(laid.num_shared_tokens)} unit="tokens" note="(references − 1) × block" />
           </Stats>
@@ -153,6 +160,19 @@ function strips(pen: Pen, laid: Laid): void {
     each(one.start, one.used, (x, y, w) => box(pen, x, y, w, 15, c.decode, 2));
     each(one.start + one.used, one.reserved - one.used, (x, y, w) => hatch(pen, x, y, w, 15, c.idle));
     words(pen, String(index + 1), ((one.start % perRow) / perRow) * width + 4, Math.floor(one.start / perRow) * 20 + 10, c.panel, "left", 11);
+  });
+}
+
+function rectangle(pen: Pen, laid: Laid): void {
+  const { c, width } = pen;
+  const left = 74;
+  const longest = Math.max(...laid.padded, 1);
+  const wide = (tokens: number) => (tokens / longest) * (width - left);
+  laid.sequences.forEach((one, index) => {
+    const y = index * 20 + 2;
+    words(pen, `seq ${index + 1}`, 0, y + 8, c.muted, "left", 11);
+    box(pen, left, y, wide(one.length), 15, c.decode, 2);
+    hatch(pen, left + wide(one.length), y, wide(laid.padded[index]! - one.length), 15, c.idle);
   });
 }
 

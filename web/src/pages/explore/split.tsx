@@ -7,8 +7,9 @@ import { box, Canvas, Plot, type Pen, words } from "../../ui/draw";
 import { useAsked, useKept } from "../../ui/hooks";
 import { Badge, Card, Legend, Note, Select, Slider, Spinner, Stat, Stats } from "../../ui/kit";
 import { Frame } from "./frame";
+import { Stutter } from "./stutter";
 
-const DEFAULTS = { rate: 4, prompt: 6000, answer: 200, budget: 8192, requests: 600, mode: "all", prefill: 1, decode: 1, link: 50 };
+const DEFAULTS = { rate: 4, prompt: 6000, answer: 200, budget: 8192, requests: 600, mode: "all", prefill: 1, decode: 1, link: 50, long: 1000 };
 const MODES = [["all", "all three"], ["together", "together"], ["chunked", "together, chunks of 512"], ["split", "split"]] as const;
 
 export function Split(): JSX.Element {
@@ -27,7 +28,7 @@ export function Split(): JSX.Element {
       for (const [name, flags] of modes) found.push([name, await simulate(flags, { lane: "split", frames: true, signal })] as const);
       return found;
     },
-    state,
+    { ...state, long: 0 },
     400,
   );
   return (
@@ -46,6 +47,7 @@ export function Split(): JSX.Element {
           <Slider label="Answer, tokens" value={state.answer} min={10} max={1000} step={10} onChange={(answer) => set({ answer })} />
           <Slider label="Step budget, tokens" value={state.budget} min={512} max={16_384} step={512} onChange={(budget) => set({ budget })} />
           <Slider label="Requests in the run" value={state.requests} min={100} max={1500} step={100} onChange={(requests) => set({ requests })} />
+          <Slider label="Long prompt here, tokens" value={state.long} min={100} max={8000} step={100} hint="Of the trial on this server, below." onChange={(long) => set({ long })} />
           {asked.busy && <Spinner text="simulating" />}
         </>
       }
@@ -76,6 +78,7 @@ export function Split(): JSX.Element {
         </Card>
       )}
       <Legend items={[["prompt", "steps with prompt tokens"], ["decode", "decoding only"]]} />
+      <Stutter prompt={state.long} />
     </Frame>
   );
 }

@@ -25,6 +25,13 @@ def await_others(CHAINS: tl.constexpr):
         gdc_launch_dependents()
 
 
+@triton.jit
+def release_next(CHAINS: tl.constexpr):
+    """Lets the next launch begin, which then must not touch what the launches before this one write until it has waited."""
+    if CHAINS:
+        gdc_launch_dependents()
+
+
 @cache
 def chained() -> dict[str, bool]:
     """What a launch is told, for this process's GPU."""

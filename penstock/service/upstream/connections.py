@@ -1,27 +1,28 @@
-"""Where a replica listens, and a pool of kept-alive connections to it. HTTP/1.1, one exchange after another on each.
+"""A pool of kept-alive connections to a server. HTTP/1.1, one exchange after another on each.
 
 An exchange is told of an answer as it comes: head, parts of the body, end, or that the connection broke. The parts that arrived
-in one read are handed over as one. Knows nothing of what is asked or answered.
+in one read are handed over as one.
 """
 
 import asyncio
 import ssl
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from functools import cache
 from typing import Any, NamedTuple, Protocol
-from urllib.parse import urlsplit
 
 import httptools
 
-from penstock.config import TlsConfig
-from penstock.errors import ConfigError
-from penstock.service.edge.tls import TlsContexts
+from penstock.service.upstream.endpoint import Endpoint
 
 CONNECT_S = 2.0
 MAX_IDLE = 256
-"""Connections kept for later, to one replica."""
+"""Connections kept for later, unless told otherwise."""
 IDLE_S = 30.0
 """A connection unused for longer is not trusted to be open."""
+
+FRAMING = (b"content-length", b"transfer-encoding")
+"""A body with neither ends when its connection does."""
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -39,36 +40,6 @@ class UpstreamExchange(Protocol):
         """Nothing more will come."""
 
 
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    """`path` comes before every route."""
-
-    host: str
-    port: int
-    is_tls: bool
-    path: str = ""
-
-    @property
-    def authority(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{host}:{self.port}"
-
-
-def endpoint_of(url: str) -> Endpoint:
-    """Read an address as operators give it; a trailing /v1 is dropped."""
-    try:
-        parts = urlsplit(url if "://" in url else f"http://{url}")
-        port = parts.port
-    except ValueError as error:
-        raise ConfigError(f"{url!r} is no address of a server: {error}") from None
-    is_clean = url.isascii() and url.isprintable() and " " not in url and not parts.username
-    if parts.scheme not in ("http", "https") or not parts.hostname or not is_clean:
-        raise ConfigError(f"{url!r} is no address of a server; write http://HOST:PORT")
-    is_tls = parts.scheme == "https"
-    path = parts.path.rstrip("/").removesuffix("/v1").rstrip("/")
-    return Endpoint(parts.hostname, port or (443 if is_tls else 80), is_tls, path)
-
-
 class UpstreamConnection(asyncio.Protocol):
     """Carries one exchange at a time. Once anything goes wrong it is closed and never used again."""
 
@@ -79,6 +50,7 @@ class UpstreamConnection(asyncio.Protocol):
         "_parts",
         "_pool",
         "_status",
+        "arrived_s",
         "has_begun",
         "idle_since_s",
         "is_open",
@@ -93,6 +65,8 @@ class UpstreamConnection(asyncio.Protocol):
         self._headers: Headers = []
         self._parts: list[bytes] = []
         self._status = 0
+        self.arrived_s = 0.0
+        """When the last bytes were handed to us, before anything was done with them."""
         self.transport: Any = None
         self.is_open = False
         self.has_begun = False
@@ -107,6 +81,7 @@ class UpstreamConnection(asyncio.Protocol):
         self.is_open = True
 
     def data_received(self, data: bytes) -> None:
+        self.arrived_s = time.monotonic()
         self.has_begun = True
         try:
             self._parser.feed_data(data)
@@ -119,26 +94,31 @@ class UpstreamConnection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self.is_open = False
         exchange, self._exchange = self._exchange, None
-        if exchange is not None:
-            exchange.on_broken(f"connection lost: {error}" if error else "the replica closed the connection early")
+        if exchange is None:
+            return
+        if error is None and self._status >= 200 and not any(name in FRAMING for name, _ in self._headers):
+            exchange.on_end()
+        else:
+            exchange.on_broken(f"connection lost: {error}" if error else "the server closed the connection early")
 
     # What the parser calls
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._headers.append((name.lower(), value))
 
+    def on_message_begin(self) -> None:
+        self._headers = []
+
     def on_headers_complete(self) -> None:
         self._status = self._parser.get_status_code()
         if self._status >= 200 and self._exchange is not None:
-            headers, self._headers = self._headers, []
-            self._exchange.on_head(self._status, headers)
+            self._exchange.on_head(self._status, self._headers)
 
     def on_body(self, body: bytes) -> None:
         self._parts.append(body)
 
     def on_message_complete(self) -> None:
         if 100 <= self._status < 200:
-            self._headers = []
             return
         if self._parts:
             self._hand_over()
@@ -160,6 +140,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     def send(self, data: bytes, exchange: UpstreamExchange) -> None:
         self._exchange = exchange
+        self._status = 0
         self.has_begun = False
         self.num_exchanges += 1
         self.transport.write(data)
@@ -184,24 +165,18 @@ class UpstreamConnection(asyncio.Protocol):
 
 
 class ConnectionPool:
-    """Connections to one replica, as many as there are exchanges at once."""
+    """Connections to one server, as many as there are exchanges at once."""
 
     def __init__(
-        self, endpoint: Endpoint, *, key: str = "", model: str = "", tls: ssl.SSLContext | None = None
+        self, endpoint: Endpoint, tls: Callable[[], ssl.SSLContext] | None = None, max_idle: int = MAX_IDLE
     ) -> None:
-        """`key` is what the server asks for; `model` is put in place of any other name, if there is one; `tls` says whom to
-        trust and what to show over https, in place of what the system trusts.
-        """
+        """`tls` says whom to trust and what to show over https, in place of what the system trusts."""
         self.endpoint = endpoint
-        self.key = key.encode("ascii", "replace")
-        self.model = model
-        self.is_ours = False
-        """A server of ours answers there: it marks its streams for us."""
-        self.keeps_tenants = False
-        """It believes us for whom we ask, and keeps what it stores and caches apart by that."""
         self._idle: list[UpstreamConnection] = []
-        self._ssl = (tls or TlsContexts(TlsConfig()).outgoing(None)) if endpoint.is_tls else None
-        self._loop = asyncio.get_running_loop()
+        self._max_idle = max_idle
+        self._tls = (tls or cache(ssl.create_default_context)) if endpoint.is_tls else None
+        if self._tls is not None:
+            self._tls()  # files that cannot be used are told of at once
 
     def idle(self) -> UpstreamConnection | None:
         """A connection that is open as far as we know: one that broke a moment ago is closing, though nobody has been told."""
@@ -214,16 +189,17 @@ class ConnectionPool:
             connection.close()
         return None
 
-    async def connect(self) -> UpstreamConnection:
+    async def connect(self, timeout_s: float | None = CONNECT_S) -> UpstreamConnection:
         """A fresh one. Raises OSError (TimeoutError is one)."""
-        async with asyncio.timeout(CONNECT_S):
-            _, made = await self._loop.create_connection(
-                lambda: UpstreamConnection(self), self.endpoint.host, self.endpoint.port, ssl=self._ssl
+        async with asyncio.timeout(timeout_s):
+            tls = self._tls() if self._tls is not None else None
+            _, made = await asyncio.get_running_loop().create_connection(
+                lambda: UpstreamConnection(self), self.endpoint.host, self.endpoint.port, ssl=tls
             )
         return made
 
     def give_back(self, connection: UpstreamConnection) -> None:
-        if connection.is_open and len(self._idle) < MAX_IDLE:
+        if connection.is_open and len(self._idle) < self._max_idle:
             connection.idle_since_s = time.monotonic()
             self._idle.append(connection)
         else:

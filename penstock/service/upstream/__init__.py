@@ -1,0 +1,4 @@
+"""The client's side of HTTP/1.1: where a server listens, and kept-alive connections to it. The router's and the benchmark's.
+
+Knows nothing of what is asked or answered.
+"""
