@@ -13,8 +13,11 @@ import httpx
 import pytest
 
 from penstock import LLM, SamplingParams
+from penstock.assembly.parallel.ranks import check_machine
+from penstock.config import configure
 from penstock.errors import ConfigError
 from penstock.offline.llm import Prompt
+from penstock.runtime.execution.device import CudaDevice
 from penstock.runtime.execution.parallel.processes import SILENT_S
 from tests.real import DEFAULT, GEMMA, model_path
 from tests.server.serving import Server, serving
@@ -99,6 +102,15 @@ def test_what_cannot_be_cut_is_refused_before_anything_is_loaded() -> None:
         ConfigError, match="--tensor 4 cannot share 9 attention heads of 3 key-value heads; choose 3 or 9"
     ):
         LLM(str(model_path(DEFAULT)), tensor=4)
+
+
+def test_fewer_gpus_than_ranks_are_refused_unless_ranks_may_share_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    config = configure(None, tensor=2)
+    with pytest.raises(ConfigError, match=r"takes 2 GPUs of a machine and this one has 1; .*--share-gpu"):
+        check_machine(config, CudaDevice())
+    check_machine(configure(config, share_gpu=True), CudaDevice())
+    check_machine(configure(config, tensor=1), CudaDevice())
 
 
 def ranks_of(server: Server) -> list[int]:

@@ -15,8 +15,9 @@ class Config:
     """Look for a watermark in a text.
 
     A server with --watermark takes its random numbers from streams that a secret key makes: no distribution changes, and
-    whoever has the key can tell that tokens and numbers go together. Some 200 tokens of a bold answer say enough; texts of few
-    choices (code, lists, low temperatures) need more, and what was drawn at temperature 0 carries none.
+    whoever has the key can tell that tokens and numbers go together. Of bold answers 200 tokens are enough for two in three and
+    300 for four in five; texts of few choices (code, lists, low temperatures) need more, and what was drawn at temperature 0
+    carries none.
     """
 
     file: Path | None = field(default=None, metadata={"positional": True})

@@ -21,14 +21,14 @@ TINY = COMMON | {
     "tie_word_embeddings": True,
 }
 REAL_SHAPE = TINY | {
-    "hidden_size": 2048,
-    "intermediate_size": 8192,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
+    "hidden_size": 960,
+    "intermediate_size": 2560,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 15,
+    "num_key_value_heads": 5,
     "vocab_size": 16_384,
 }
-"""Of Llama 3.2 1B, with fewer layers and tokens."""
+"""Of SmolLM2-360M, with fewer layers and tokens: heads that two ranks share unevenly."""
 EXPERTS = TINY | {
     "architectures": ["MixtralForCausalLM"],
     "model_type": "mixtral",

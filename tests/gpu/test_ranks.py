@@ -100,12 +100,14 @@ def served(*flags: str) -> Iterator[tuple[str, "subprocess.Popen[str]"]]:
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         assert process.stdout is not None
+        said: list[str] = []
         for line in process.stdout:
+            said.append(line)
             found = re.search(r"http://[\d.]+:\d+", line)
             if found:
                 yield found[0], process
                 return
-        raise AssertionError("the server did not come up")
+        raise AssertionError(f"the server did not come up: {''.join(said)}")
     finally:
         process.terminate()
         process.wait(30)

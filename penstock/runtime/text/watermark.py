@@ -81,7 +81,7 @@ class Watermark:
             raise RequestError(f"the text has {count} tokens; {MIN_TOKENS} are the least that says anything")
         windows = [token_ids[begin:end] for begin, end in _windows(count)]
         size = max_positions + count
-        width = 1 << (size - 1).bit_length()
+        width = _fast_length(size)
         ranks = [_ranks(window) for window in windows]
         patterns = np.stack([np.fft.rfft(each[::-1], width) / _spread(each) for each in ranks])
         positions = np.arange(size, dtype=np.uint64)
@@ -95,6 +95,14 @@ class Watermark:
                     best, best_window = max(found), found.index(max(found))
         num_tried = len(windows) * NUM_STREAMS * NUM_CHOICES * (max_positions + 1)
         return Evidence(count, best, num_tried, len(windows[best_window]))
+
+
+def _fast_length(least: int) -> int:
+    """Not less than that, and of small factors: transforms of such lengths are fast."""
+    powers = range(least.bit_length() + 1)
+    return min(
+        int(n) for two in powers for three in powers for five in powers if (n := 2**two * 3**three * 5**five) >= least
+    )
 
 
 def _windows(count: int) -> list[tuple[int, int]]:

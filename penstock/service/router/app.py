@@ -425,6 +425,8 @@ class RouterApp:
             self.dispatch.sweep(now)
             for replica in self.fleet.find_silent(now):
                 self.changed(replica)
+            for replica in self.fleet.find_quiet(now):
+                self.members.hurry(replica)
             self._stalls.sweep(self._clients, now)
             if needs_trim():
                 trim_memory()

@@ -113,7 +113,7 @@ class CudaRunner(StepRunner):
 
     def join(self, peers: Peers) -> None:
         """Have ranks that compute together choose alike: what one launches piece by piece another must not replay."""
-        self._warm_up.is_patient = True
+        self._warm_up.wait()
         for recorded in (self._plain, self._adapted):
             recorded.mixed.join(peers)
 

@@ -62,8 +62,6 @@ class KernelWarmUp:
         self._max_sequences = max_sequences
         self._is_due = find_spec("triton") is not None
         self._num_plain = 0
-        self.is_patient = False
-        """Steps wait for their kernels: several ranks take the same ones."""
         self._urgent: Compilers | None = None
         self._others: Compilers | None = None
 
@@ -83,14 +81,21 @@ class KernelWarmUp:
             return True
         num_pairs = sum(chunk.length * chunk.end for chunk in batch.chunks)
         is_small = len(batch.chunks) <= MAX_PLAIN_CHUNKS and num_pairs <= MAX_PLAIN_PAIRS
-        is_small = is_small and not self.is_patient and self._num_plain < MAX_PLAIN_STEPS
+        is_small = is_small and self._num_plain < MAX_PLAIN_STEPS
         self._num_plain += is_small
         if self._is_due and is_small and self._num_plain <= EARLY_STEPS:
             return False
+        return self._are_ready(wait=not is_small)
+
+    def wait(self) -> None:
+        """Have what the first steps need compiled now: ranks that compute together take the same kernels from the first on."""
+        self._are_ready(wait=True)
+
+    def _are_ready(self, *, wait: bool) -> bool:
         self.begin()
         if self._urgent is None:
             return True  # they had all been compiled in this process
-        if not self._urgent.are_ready(wait=not is_small):
+        if not self._urgent.are_ready(wait=wait):
             return False
         if self._urgent.found_new:  # else an earlier process has left the others too
             self._others = self._compile_others()
