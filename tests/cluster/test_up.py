@@ -20,6 +20,7 @@ def test_a_replica_is_lost_and_no_request_with_it(tmp_path: Path) -> None:
     with up(tmp_path, *flags) as service:
         service.await_words("is ready on", 2)
         assert heard_from_outside(service.process.pid) == set(), "a cluster of our own is this machine's alone"
+        assert len(service.status()["replicas"]) == 2
 
         async def law() -> list[str]:
             running = asyncio.create_task(load(service.url, 60, 12, 100))

@@ -4,6 +4,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.cli.fleet.up import stay_on_loopback
 from penstock.errors import ConfigError
 
 
@@ -18,6 +19,7 @@ class Config:
 
 
 def run(config: Config) -> int:
+    stay_on_loopback(config.address)
     try:
         from penstock.service.cluster.look import look
     except ModuleNotFoundError as error:

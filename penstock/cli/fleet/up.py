@@ -1,8 +1,10 @@
 """`penstock up`: a service of replicas on a Ray cluster, with a router in front."""
 
+import contextlib
 import os
 import secrets
 from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any
 
 from penstock.cli.serve import KEY_VARIABLE
@@ -42,8 +44,28 @@ class Config:
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
 
 
+def _has_loopback_cluster() -> bool:
+    """By the words of the processes here, which is how Ray finds one too."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if b"--gcs-address=127.0.0.1:" in path.read_bytes():
+                return True
+    return False
+
+
+def stay_on_loopback(address: str) -> None:
+    """Before Ray is imported: a cluster of our own listens on this machine's own address, and who looks for it asks there.
+
+    Ray takes 127.0.0.1 for the address by which others reach this machine, and then listens on all, unless it believes to be
+    on a system without clusters. Whoever reaches its ports can run anything here.
+    """
+    if address in ("local", "auto" if _has_loopback_cluster() else "") or address.startswith("127.0.0.1:"):
+        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+
+
 def run(config: Config) -> int:
     config = _with_file(config)
+    stay_on_loopback(config.cluster.address)
     try:
         from penstock.assembly.cluster import Cluster, run_cluster
     except ModuleNotFoundError as error:
