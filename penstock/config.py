@@ -393,6 +393,7 @@ class ServerConfig:
     """Who may call, and how long slow peers are waited for."""
 
     ADVANCED: ClassVar[tuple[str, ...]] = (
+        "jwt",
         "bench_target",
         "strict",
         "hang_s",
@@ -413,6 +414,8 @@ class ServerConfig:
     """Key that works like an --api-key and sees the requests of all in the web app; PENSTOCK_ADMIN_KEY holds one too"""
     router_key: str | None = None
     """Key of a router, which is believed for whom it asks; PENSTOCK_REPLICA_KEY holds it too, as it does for the router"""
+    jwt: Path | None = None
+    """File with a table [jwt] of an identity provider, whose signed tokens are taken in place of keys (docs/gateway.md)"""
     role: str | None = None
     """What a router uses this server for: prefill (prompts, whose KV blocks others fetch), decode (answers) or both, all three
     with their blocks open to replicas that know PENSTOCK_REPLICA_KEY; or, such as 1P2D, a fleet of so many of each on this
@@ -483,7 +486,7 @@ class ServerConfig:
 
     def check_keyed(self) -> None:
         """Once all keys are known, those of the environment too: nobody from outside comes in without one."""
-        if not self.keys and not is_loopback(self.host) and self.tls.tls_client_ca is None:
+        if not self.is_keyed and not is_loopback(self.host) and self.tls.tls_client_ca is None:
             raise ConfigError(
                 f"--host {self.host} can be reached from other machines but there is no key; "
                 "give one with --api-key or in PENSTOCK_API_KEY, or listen on 127.0.0.1"
@@ -495,9 +498,14 @@ class ServerConfig:
         return (*self.api_key, *self.admin_key, *((self.router_key,) if self.router_key else ()))
 
     @property
+    def is_keyed(self) -> bool:
+        """Not every client is admitted."""
+        return bool(self.keys) or self.jwt is not None
+
+    @property
     def num_tenants(self) -> int:
-        """Tenants with keys of their own; behind a router there may be any number."""
-        return len(self.api_key) + len(self.admin_key) + (2 if self.router_key else 0)
+        """Tenants with keys of their own; behind a router, or with signed tokens, there may be any number."""
+        return len(self.api_key) + len(self.admin_key) + (2 if self.router_key or self.jwt else 0)
 
 
 ROLES = ("prefill", "decode", "both")
@@ -541,6 +549,8 @@ class ListenConfig:
     """Port to listen on; 0 takes a free one"""
     api_key: tuple[str, ...] = ()
     """Key that clients must send; PENSTOCK_API_KEY holds one too, unseen by others on this machine"""
+    jwt: Path | None = None
+    """File with a table [jwt] of an identity provider, whose signed tokens are taken in place of keys; a gateway has its own"""
     allowed_host: tuple[str, ...] = ()
     """Host name that clients may call us by, besides this machine's own"""
     allowed_origin: tuple[str, ...] = ()
@@ -566,7 +576,7 @@ class ListenConfig:
 
     def check_keyed(self) -> None:
         """Once all keys are known: nobody from outside comes in without one, or without a certificate."""
-        if not self.api_key and not is_loopback(self.host) and self.tls.tls_client_ca is None:
+        if not (self.api_key or self.jwt) and not is_loopback(self.host) and self.tls.tls_client_ca is None:
             raise ConfigError(
                 f"--host {self.host} can be reached from other machines but there is no key; "
                 "give one with --api-key, or listen on 127.0.0.1"

@@ -58,7 +58,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     ),
     "store": ("errors",),
     "cluster": ("errors", "sim.scaling", "cli.main"),
-    "gateway": ("errors", "marks", "metrics", "store"),
+    "gateway": ("errors", "edge.tokens", "marks", "metrics", "store"),
     "sim": (
         "errors", "garbage", "core", "cost", "router.policy", "router.handover", "workload", "metrics", "config", "sizing",
         "draft", "models.spec", "models.adapters",
@@ -105,7 +105,7 @@ THIRD_PARTY: dict[str, tuple[str, ...]] = {
     "httptools": ("upstream", "router"),
     "websockets": ("router",),
     "psycopg": ("store",),
-    "jwt": ("gateway",),
+    "jwt": ("edge",),
     "zmq": ("engine",),
     "ray": ("cluster",),
     "opentelemetry": ("server", "router", "metrics"),

@@ -18,7 +18,9 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,8 @@ from workloads import Bench
 
 from penstock import LLM, SamplingParams
 
+STAGES = ("all ranks start anew", "the engine ended", "the engine is back")
+"""What the log says of a recovery."""
 TEXTS = ("The capital of France is", "def fib(n):", "Water is made of", "Once upon a time, in a land far away,")
 PROMPTS = [f"{text} {number}" for number in range(50) for text in TEXTS]
 WORKLOADS = ("w1", "w2", "w3")
@@ -80,20 +84,24 @@ def faults(asked: argparse.Namespace) -> list[dict[str, Any]]:
             "--max-context",
             "512",
         ]
-        server = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+        server = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        told: list[tuple[float, str]] = []
+        threading.Thread(target=_listen, args=(server.stderr, told), daemon=True).start()
         try:
             assert server.stdout is not None
             banner = iter(server.stdout)
             url = next(match.group() for line in banner if (match := re.search(r"http://[^/\s]+", line)))
-            right, _ = _answer(url, server.pid, None)
+            right, _, _ = _answer(url, server.pid, None)
             for number in (signal.SIGKILL, signal.SIGSTOP):
-                text, lost_s = _answer(url, server.pid, number)
+                text, lost_s, signal_s = _answer(url, server.pid, number)
+                parts = [(round(at_s - signal_s, 2), line) for at_s, line in told if at_s > signal_s]
                 found.append(
                     {
                         "model": Path(model).name,
                         "signal": number.name,
                         "seconds_without_a_token": round(lost_s, 2),
                         "same_text": text == right,
+                        "parts": [part for part in parts if any(word in part[1] for word in STAGES)],
                     }
                 )
         finally:
@@ -102,11 +110,16 @@ def faults(asked: argparse.Namespace) -> list[dict[str, Any]]:
     return found
 
 
-def _answer(url: str, pid: int, number: signal.Signals | None) -> tuple[str, float]:
-    """A streamed text, and the longest gap after a signal was sent to a rank in the middle of it."""
+def _listen(lines: Iterable[str] | None, told: list[tuple[float, str]]) -> None:
+    for line in lines or ():
+        told.append((time.monotonic(), line.strip()))
+
+
+def _answer(url: str, pid: int, number: signal.Signals | None) -> tuple[str, float, float]:
+    """A streamed text, the longest gap after a signal was sent to a rank in the middle of it, and when that was."""
     body = {"model": "default", "prompt": TEXTS[3], "max_tokens": 48, "temperature": 0, "stream": True}
     pieces: list[str] = []
-    gap_s = last_s = 0.0
+    gap_s = last_s = signal_s = 0.0
     with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=300.0) as answer:
         for line in answer.iter_lines():
             if not line.startswith("data: {"):
@@ -118,8 +131,8 @@ def _answer(url: str, pid: int, number: signal.Signals | None) -> tuple[str, flo
             pieces.append(json.loads(line.removeprefix("data: "))["choices"][0]["text"])
             if len(pieces) == 5 and number is not None:
                 os.kill(_rank_of(pid), number)
-                last_s = time.monotonic()
-    return "".join(pieces), gap_s
+                last_s = signal_s = time.monotonic()
+    return "".join(pieces), gap_s, signal_s
 
 
 def _rank_of(server: int) -> int:

@@ -10,7 +10,6 @@ percentiles of /livez, and memory before, at its peak and after, of all processe
 
 import argparse
 import asyncio
-import contextlib
 import json
 import os
 import platform
@@ -112,8 +111,6 @@ def main() -> None:
     if arguments.attack:
         run_attack(arguments.attack, arguments.address, arguments.seconds)
         return
-    with contextlib.suppress(PermissionError):
-        os.nice(-19)  # whatever else this machine does meanwhile is not what is measured
     label = arguments.label or commit_of(arguments.tree)
     names = arguments.only.split(",") if arguments.only else list(ATTACKS)
     if unknown := sorted(set(names) - set(ATTACKS)):

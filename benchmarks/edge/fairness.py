@@ -36,6 +36,8 @@ NUM_STREAMS = 300
 RATE = 1.5
 WARM_UP_S = 4.0
 """How long a flood goes on before the other key is measured."""
+ANSWER_S = 120.0
+REFUSED = (b"HTTP/1.1 4", b"HTTP/1.1 5")
 NUMBERS = count()
 PROCESSED = re.compile(rb"(openai-processing-ms|server-timing: wait)(?:: |;dur=)([0-9.]+)")
 
@@ -62,20 +64,21 @@ class First(NamedTuple):
 async def _stream(served: Served, request: bytes) -> First | None:
     """None if there were no words. The answer is read to its end."""
     start_s, found, writer, told_ms = time.monotonic(), None, None, {}
-    with contextlib.suppress(OSError, asyncio.IncompleteReadError, ValueError):
-        reader, writer = await asyncio.open_connection(served.host, served.port, limit=1 << 20)
-        writer.write(request)
-        while line := await reader.readline():
-            if header := PROCESSED.match(line):
-                told_ms[header[1]] = float(header[2])
-            elif found is None and (b'"content":"' in line or b'"text":"' in line) and b'""' not in line:
-                spent_ms, engine_ms = (
-                    told_ms.get(b"openai-processing-ms", 0.0),
-                    told_ms.get(b"server-timing: wait", 0.0),
-                )
-                found = First(time.monotonic() - start_s, (spent_ms - engine_ms) / 1000, engine_ms / 1000)
-            if b"[DONE]" in line:
-                break
+    with contextlib.suppress(OSError, asyncio.IncompleteReadError, ValueError, TimeoutError):
+        async with asyncio.timeout(ANSWER_S):
+            reader, writer = await asyncio.open_connection(served.host, served.port, limit=1 << 20)
+            writer.write(request)
+            while (line := await reader.readline()) and not line.startswith(REFUSED):
+                if header := PROCESSED.match(line):
+                    told_ms[header[1]] = float(header[2])
+                elif found is None and (b'"content":"' in line or b'"text":"' in line) and b'""' not in line:
+                    spent_ms, engine_ms = (
+                        told_ms.get(b"openai-processing-ms", 0.0),
+                        told_ms.get(b"server-timing: wait", 0.0),
+                    )
+                    found = First(time.monotonic() - start_s, (spent_ms - engine_ms) / 1000, engine_ms / 1000)
+                if b"[DONE]" in line:
+                    break
     if writer is not None:
         writer.close()
     return found
@@ -217,8 +220,6 @@ def main() -> None:
         host, port = arguments.address.rsplit(":", 1)
         uvloop.run(run_flood(Served(None, host, int(port)), arguments.flood))  # type: ignore[arg-type]
         return
-    with contextlib.suppress(PermissionError):
-        os.nice(-19)  # whatever else this machine does meanwhile is not what is measured
     found = {}
     for name in arguments.only.split(","):
         models = (arguments.model, arguments.other)

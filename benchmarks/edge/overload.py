@@ -9,7 +9,6 @@ milliseconds), how many of 200 streams at once are taken, and how long a polite 
 
 import argparse
 import asyncio
-import contextlib
 import json
 import os
 import platform
@@ -186,8 +185,6 @@ def main() -> None:
     parser.add_argument("--label", default="")
     arguments = parser.parse_args()
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
-    with contextlib.suppress(PermissionError):
-        os.nice(-19)  # whatever else this machine does meanwhile is not what is measured
     names = arguments.only.split(",")
     found: dict[str, dict] = {}
     with serving(arguments.tree, MODEL, "--num-blocks", "16384", keys=KEYS[:1]) as served:

@@ -7,6 +7,7 @@ import asyncio
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -23,6 +24,7 @@ NUM_PROBES = 3
 LOOK_S = 0.05
 IDLE_S = 0.5
 SETTLE_S = 20.0
+FAVOUR = -19
 
 
 @dataclass
@@ -76,6 +78,8 @@ def serving(
     tree: Path, model: str, *flags: str, keys: Sequence[str] = KEYS, errors: str = os.devnull
 ) -> Iterator[Served]:
     """`penstock serve` out of a checkout, ended when the block is left."""
+    with suppress(PermissionError):  # whatever else this machine does meanwhile is not what is measured
+        os.setpriority(os.PRIO_PROCESS, 0, FAVOUR)
     words = [sys.executable, "-m", "penstock", "serve", model, "--port", "0", *flags]
     for key in keys:
         words += ["--api-key", key]
@@ -95,9 +99,26 @@ def serving(
                 raise SystemExit(f"the server of {tree} did not start: {banner}")
             served = Served(process, found[1], int(found[2]))
             served.wait()
-            yield served
+            with favoured(*served.pids):
+                yield served
         finally:
             process.kill()
+
+
+@contextmanager
+def favoured(*pids: int) -> Iterator[None]:
+    """Sessions of these processes and of this one come first, where the system shares processors out by session: then niceness
+    counts inside a session alone.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what follows is undone then too
+    for pid in (os.getpid(), *pids):
+        with suppress(OSError):
+            Path(f"/proc/{pid}/autogroup").write_text(str(FAVOUR))
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            Path("/proc/self/autogroup").write_text("0")
 
 
 @dataclass

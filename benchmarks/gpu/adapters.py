@@ -25,9 +25,11 @@ import numpy as np
 import torch
 
 from benchmarks.cpu.adapters import write
+from benchmarks.gpu.tune_lora import choose
 from penstock import SamplingParams
 from penstock.assembly.engine import load, make_engine, size
 from penstock.config import configure
+from penstock.runtime.core.batch import Delta
 from penstock.runtime.core.request import Request
 from penstock.runtime.engine.engine import Engine
 from penstock.runtime.models.spec import ModelSpec
@@ -85,13 +87,14 @@ class Beside:
         self.engine = engine
         self.quiet_s: list[float] = []
         self.loading_s: list[float] = []
+        self.running: set[int] = set()
 
     def first_token_s(self, adapter: str) -> float:
         asked = request(next(NUMBERS), 1, adapter)
         begin_s = last_s = time.perf_counter()
         self.engine.submit(asked)
         while True:
-            deltas = self.engine.step()
+            deltas = self.step()
             now_s = time.perf_counter()
             self.loading_s.append(now_s - last_s)
             last_s = now_s
@@ -101,17 +104,31 @@ class Beside:
     def rest(self, steps: int) -> None:
         for _ in range(steps):
             begin_s = time.perf_counter()
-            self.engine.step()
+            self.step()
             self.quiet_s.append(time.perf_counter() - begin_s)
+
+    def step(self) -> Sequence[Delta]:
+        """Where a generation of the base has ended, another begins."""
+        deltas = self.engine.step()
+        for delta in deltas:
+            if delta.finish is not None and delta.request_id in self.running:
+                self.running.remove(delta.request_id)
+                self.begin()
+        return deltas
+
+    def begin(self) -> None:
+        asked = request(next(NUMBERS), 400 + 3 * len(self.running))
+        self.running.add(asked.request_id)
+        self.engine.submit(asked)
 
 
 def cold(engine: Engine, paths: Sequence[str], warm: str, count: int) -> None:
     """The n-th adapter is asked for 1 / n as often as the first."""
     gate = engine.adapters
     assert gate is not None
-    for number in range(BESIDE):
-        engine.submit(request(number, 800))
     beside = Beside(engine)
+    for _ in range(BESIDE):
+        beside.begin()
     beside.rest(20)
     beside.first_token_s(warm)
     beside.loading_s.clear()
@@ -128,6 +145,8 @@ def cold(engine: Engine, paths: Sequence[str], warm: str, count: int) -> None:
         else:
             warms.append(took_ms)
         beside.loading_s = []
+    for number in beside.running:
+        engine.cancel(number)
     finish(engine)
     usual = statistics.median(beside.quiet_s) * 1e3
     extra = sorted(each - statistics.median(warms) for each in colds)
@@ -163,7 +182,9 @@ def main() -> None:
     parser.add_argument("--cold", type=int, default=100, help="adapters that lie in files alone")
     parser.add_argument("--asked", type=int, default=160, help="requests for these")
     parser.add_argument("--folder", default=None)
+    parser.add_argument("--cut", default="as it is", help="of benchmarks.gpu.tune_lora")
     asked = parser.parse_args()
+    choose(asked.cut)
     options = {
         "model": asked.model,
         "max_context": 1024,

@@ -62,6 +62,7 @@ LOADS: dict[str, Load] = {
     "r30": Load(600, between(100, 1024), between(50, 250), rate=30),
     "r40": Load(800, between(100, 1024), between(50, 250), rate=40),
     "r8": Load(120, between(3000, 3900), between(80, 120), rate=8),
+    "l32": Load(12, fixed(32000), fixed(128), users=4),
     "shared": Load(320, fixed(100), fixed(128), users=64, shared=1500),
     "free": Load(256, fixed(128), fixed(256), users=128, temperature=1.0),
     "schemas": Load(256, fixed(128), fixed(256), users=128, num_schemas=64, temperature=1.0),

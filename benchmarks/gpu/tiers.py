@@ -235,6 +235,8 @@ def main() -> None:
     parser.add_argument("--model", default="dummy:llama-3.1-8b")
     parser.add_argument("--users", type=int, default=64)
     parser.add_argument("--turns", type=int, default=8)
+    parser.add_argument("--first", type=int, default=1536, help="tokens of a first turn")
+    parser.add_argument("--pool", default=POOL)
     parser.add_argument("--host", default="20GiB")
     parser.add_argument("--cases", default="copies,turns,convoy,fits,noise,exact")
     parser.add_argument("--rounds", type=int, default=5, help="of what fits")
@@ -258,14 +260,14 @@ def main() -> None:
     loaded = load(config, warms_up=True)
     print(f"loaded in {time.perf_counter() - begun:.1f} s on {loaded.device.name}", flush=True)
     if not {"copies", "turns", "convoy", "noise"}.isdisjoint(cases):
-        with pair(config, loaded, asked.host, POOL) as engines:
+        with pair(config, loaded, asked.host, asked.pool) as engines:
             if "copies" in cases:
                 tell("copies", copy_rates(engines[TIERS]))
-            if "turns" in cases:
-                shape = {"users": asked.users, "turns": asked.turns, "first": 1536, "more": 96, "answer": 16}
-                tell("turns", compare(engines, **shape))
             if "convoy" in cases:
                 tell("convoy", convoy(engines))
+            if "turns" in cases:
+                shape = {"users": asked.users, "turns": asked.turns, "first": asked.first, "more": 96, "answer": 16}
+                tell("turns", compare(engines, **shape))
             if "noise" in cases:
                 tell("noise", noise(engines))
     if "fits" in cases:

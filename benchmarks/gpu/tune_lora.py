@@ -8,12 +8,14 @@ with the definition first. Kernels are compiled by processes side by side before
 """
 
 import argparse
+import math
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -32,37 +34,33 @@ SITES = {
     "down": ((4096,), 14336),
 }
 LAYERS, RANK, SLOTS = 6, 16, 33
-ADAPTERS = (1, 8, 32)
+AIMS = {1: 23.0, 8: 31.0, 32: 37.0}
+"""Microseconds a layer over so many adapters: 0.90, 0.87 and 0.85 of the base's pace."""
+ADAPTERS = tuple(AIMS)
 TOLERANCE = 0.02
 COMPILERS = 14
 NOW, AS_TILED = LoraCut(), definition.TILES
-AFTER = NOW._replace(is_aside=False)
+APART = NOW._replace(is_summed=False)
+WIDE = {"rows": 256, "gated_rows": 256}
+NARROW = {"rows": 64, "gated_rows": 64}
 CUTS = {
+    "first turn": NOW,
     "as it is": NOW,
-    "first": NOW._replace(is_first=True),
-    "after the product": AFTER,
-    "after, splits 16": AFTER._replace(splits=16),
-    "after, splits 4": AFTER._replace(splits=4),
+    "after the product": APART._replace(is_aside=False),
+    "sums apart": APART,
+    "sums apart, splits 4": APART._replace(splits=4),
     "splits 16": NOW._replace(splits=16),
     "splits 4": NOW._replace(splits=4),
-    "splits 2": NOW._replace(splits=2),
     "stages 1": NOW._replace(stages=1),
     "stages 3": NOW._replace(stages=3),
-    "stages 1 splits 4": NOW._replace(stages=1, splits=4),
     "block 128": NOW._replace(block=128),
-    "block 128 stages 3": NOW._replace(block=128, stages=3),
-    "block 512": NOW._replace(block=512),
-    "shrink warps 2": NOW._replace(shrink_warps=2),
-    "shrink warps 8": NOW._replace(shrink_warps=8),
-    "rows 64": NOW._replace(rows=64, gated_rows=64),
-    "rows 64 warps 2": NOW._replace(rows=64, expand_warps=2, gated_rows=64, gated_warps=2),
+    "rows 64 warps 2": NOW._replace(**NARROW, expand_warps=2, gated_warps=2),
     "rows 128 warps 2": NOW._replace(expand_warps=2, gated_warps=2),
-    "rows 128 warps 8": NOW._replace(expand_warps=8, gated_warps=8),
-    "rows 256": NOW._replace(rows=256, gated_rows=256),
-    "rows 256 warps 8": NOW._replace(rows=256, expand_warps=8, gated_rows=256, gated_warps=8),
-    "rows 512 warps 8": NOW._replace(rows=512, expand_warps=8, gated_rows=512, gated_warps=8),
+    "rows 256": NOW._replace(**WIDE),
+    "rows 256 warps 8": NOW._replace(**WIDE, expand_warps=8, gated_warps=8),
+    "rows 256 splits 16": NOW._replace(**WIDE, splits=16),
 }
-TILES = {"tiles 16": ((512, 16),), "tiles 4": ((512, 4),)}
+TILES = {"tiles 8": ((512, 8),), "tiles 32": ((512, 32),)}
 """Cuts of tokens instead."""
 
 
@@ -174,15 +172,17 @@ class Bench:
                     worst = max(worst, float((made.float() - truth).norm() / truth.norm()))
         return worst
 
-    def row(self, plain: dict[str, float]) -> str:
+    def row(self, plain: dict[str, float]) -> tuple[str, float]:
+        """As it is printed, and how much of what is aimed at it takes, at worst."""
         found = {n: {} for n in ADAPTERS}
         for name, products in self.sites.items():
             for n, slots in self.slots.items():
                 found[n][name] = timed(partial(products.adapted, slots), self.is_dry) - plain[name]
-        return "  ".join(
+        told = "  ".join(
             f"{n:2}: " + " ".join(f"{took:5.1f}" for took in took_of.values()) + f" ={sum(took_of.values()):6.1f}"
             for n, took_of in found.items()
         )
+        return told, max(sum(took_of.values()) / AIMS[n] for n, took_of in found.items())
 
 
 def choose(name: str) -> None:
@@ -204,6 +204,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--only", default="", help="cuts whose name has this word")
     parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--write", help="the name of the best cut goes to this file")
     parser.add_argument("--compile", nargs="+", help="compile these cuts and time nothing")
     parser.add_argument("--dry", action="store_true")
     asked = parser.parse_args()
@@ -225,11 +226,18 @@ def main() -> None:
     plain = {name: timed(products.plain, asked.dry) for name, products in bench.sites.items()}
     alone = ", ".join(f"{name} {took:.1f}" for name, took in plain.items())
     print(f"{asked.tokens} tokens, alone: {alone}, {sum(plain.values()):.1f} us", flush=True)
+    best = (math.inf, "as it is")
     for name in names:
         choose(name)
         wrong = bench.compare()
-        told = f"{name:26} {bench.row(plain)}"
+        row, share = bench.row(plain)
+        told = f"{name:26} {row}"
+        if wrong < TOLERANCE:
+            best = min(best, (share, name))
         print(told + (f"  WRONG by {wrong:.3g}" if not wrong < TOLERANCE else f"  ({wrong:.1e})"), flush=True)
+    print(f"best: {best[1]}", flush=True)
+    if asked.write is not None:
+        Path(asked.write).write_text(best[1])
     if asked.profile and not asked.dry:
         choose("as it is")
         for n in (1, 32):

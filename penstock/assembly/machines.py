@@ -130,6 +130,7 @@ def _real(config: EngineConfig, on_phase: OnPhase, step_log: Path | None, peers:
         device=str(loaded.device.torch_device),
         num_active_parameters=loaded.spec.num_active_parameters,
         cached_tokens=sizing.num_cached_tokens,
+        long_context="" if config.cache.long_context == "full" else config.cache.long_context,
     )
     close = engine.close if loaded.group is None else loaded.group.close
     return Machine(engine, facts, close=close)

@@ -207,11 +207,15 @@ class Serving:
         storage = open_storage(self._config.data_dir, (responses.SCHEMA, jobs.SCHEMA, bills.SCHEMA))
         service = make_responses(self._front, storage.database)
         runner = BatchRunner(Jobs(JobFloor(self._front, service), storage))
-        http = _HttpServer(make_app(self._front, service, runner), self._front.config.max_body_mib << 20, tls.listener)
+        app = make_app(self._front, service, runner)
+        http = _HttpServer(app, self._front.config.max_body_mib << 20, tls.listener)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
         supervisor = asyncio.create_task(self._engines.run())
-        sweeper = asyncio.gather(self._front.calls.watch(), _cut_stalled(http, self._config.stall_s), tls.watch())
+        watches = [self._front.calls.watch(), _cut_stalled(http, self._config.stall_s), tls.watch()]
+        if app.access.tokens is not None:
+            watches.append(app.access.tokens.watch())
+        sweeper = asyncio.gather(*watches)
         listening = asyncio.create_task(http.serve(sockets=[listener]))
         try:
             is_ready = await self._until_ready(supervisor, listener.getsockname()[1])

@@ -40,17 +40,19 @@ def test_a_step_takes_twice_as_long_as_one_of_answers_alone_and_is_whole_tiles(a
 
 def test_what_waits_is_computed_in_few_steps():
     steps = seen(0.005, 2.5e-5)
-    sizes = [steps.size(16, waiting, MOST) for waiting in (0, 3000, 5000, 10_000, 100_000)]
+    sizes = [steps.size(16, waiting, MOST) for waiting in (0, 3000, 10_000, 20_000, 100_000)]
     assert sizes == sorted(sizes)
     assert sizes[0] < sizes[2] < sizes[-1] == MOST
     assert steps.size(16, MAX_STEPS_WAITING * sizes[0] // 2, MOST) == sizes[0]
-    assert MAX_STEPS_WAITING * (sizes[3] + WAVE) >= 10_000
+    assert MAX_STEPS_WAITING * (sizes[3] + WAVE) >= 20_000
 
 
-def test_a_long_prompt_is_computed_whole():
+def test_a_long_prompt_has_a_step_for_itself():
     steps = seen(0.005, 2.5e-5)
-    assert steps.size(16, 3000, MOST, longest=3000) == MOST
-    assert steps.size(16, 3000, MOST, longest=1000) < 1024
+    size = steps.size(16, 6000, MOST, num_first=3000)
+    assert 3016 <= size < 3016 + WAVE
+    assert steps.size(16, 9000, MOST, num_first=9000) == MOST
+    assert steps.size(16, 3000, MOST, num_first=1000) < 1024, "a short one comes before a long one, in a short step"
 
 
 def test_a_step_that_was_held_up_hardly_counts():

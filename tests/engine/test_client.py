@@ -110,8 +110,9 @@ def test_many_at_once_are_all_answered_rightly() -> None:
 
 
 @pytest.mark.parametrize("num_kills", [4, pytest.param(100, marks=pytest.mark.slow)])
-def test_killed_engines_lose_nothing(num_kills: int) -> None:
-    """What had begun goes on with the next engine, token by token what it would have been; what had not is begun by it."""
+def test_killed_engines_lose_nothing(num_kills: int, caplog: pytest.LogCaptureFixture) -> None:
+    """What had begun goes on with the next engine, token by token what it would have been; what had not is begun by it. The log
+    tells how long each was away."""
 
     async def law(client: EngineClient) -> None:
         ledger = Ledger()
@@ -126,6 +127,7 @@ def test_killed_engines_lose_nothing(num_kills: int) -> None:
         assert not ledger.wrong
         assert not ledger.lost
         assert client.num_restarts == num_kills
+        assert caplog.text.count("the engine is back after") == num_kills
 
     run(law, config_of(SLOW_STEPS, max_sequences=8))
 

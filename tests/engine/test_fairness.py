@@ -200,3 +200,27 @@ def test_whoever_pauses_or_is_interrupted_gets_the_answer_it_would_get_alone():
     served = serve([*flood(20, 60, 120), *rare], limits=limits, runner=runner)
     assert served.runner.num_interrupted
     assert_right(served.requests, served.answers, limits)
+
+
+class TurningRunner(BusyRunner):
+    """The loop turns just when a request that has been handed over interrupts; steps are interrupted while that is on."""
+
+    def interrupt(self, *, is_on: bool) -> None:
+        if is_on:
+            self.engine.step()
+        self._is_interrupted = is_on
+
+    def launch(self, batch: Batch, masks: object = None) -> Ticket:
+        if self.yields and self._is_interrupted:
+            self.num_interrupted += 1
+            raise StepInterruptedError("a request came")
+        return self._runner.launch(batch)
+
+
+def test_a_loop_that_turns_while_a_request_interrupts_goes_on():
+    runner = TurningRunner(ScriptedRunner(lambda row, position: 1))
+    engine = runner.engine = Engine(Scheduler(ROOMY, Lanes(ORDERS["fair"]())), runner, lambda: 0.0)
+    engine.submit(make_request(1, range(20), max_tokens=4, tenant="only"))
+    finished = [delta for _ in range(20) for delta in engine.step() if delta.finish is not None]
+    assert len(finished) == 1
+    assert runner.num_interrupted <= 1

@@ -3,12 +3,14 @@
 import json
 import re
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from random import Random
 
 import pytest
 
 from penstock.runtime.core.batch import Fault, FinishReason
 from penstock.runtime.core.scheduler import Scheduler
+from penstock.runtime.draft.table import make_speculator
 from penstock.runtime.engine.engine import Engine
 from penstock.runtime.engine.grammar_state import GrammarState
 from tests.engine.answers import LIMITS, Clock, drain, make_request
@@ -41,11 +43,18 @@ def make_requests(seed: int, num_requests: int = 6):
     ]
 
 
-def make_engine(limits=LIMITS, *, depth=1, num_drafts=0, failing=(), follows: GrammarState | None = None):
+def make_engine(
+    limits=LIMITS, *, depth=1, num_drafts=0, failing=(), follows: GrammarState | None = None, drafter="off"
+):
     oracle = MaskedOracle(limits.num_blocks, limits.block_size, waits=depth > 1, num_drafts=num_drafts)
     runner = FailingRunner(oracle, frozenset(failing)) if failing else oracle
     return Engine(
-        Scheduler(limits), runner, Clock(), depth=depth, grammar_state=grammar_state() if follows is None else follows
+        Scheduler(limits),
+        runner,
+        Clock(),
+        depth=depth,
+        grammar_state=grammar_state() if follows is None else follows,
+        speculator=make_speculator(drafter, 3),
     )
 
 
@@ -56,6 +65,20 @@ def assert_held(requests, answers) -> None:
             if request.params.grammar is not None:
                 assert answer.tokens == expected_answer(request, choice)
                 assert answer.reason in (FinishReason.STOP, FinishReason.LENGTH)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("drafter", ["ngram", "prediction"])
+def test_drafts_change_nothing(depth, drafter):
+    for seed in range(4):
+        requests = [
+            replace(request, prediction=tuple(expected_answer(request, 0)) if request.params.grammar else ())
+            for request in make_requests(seed)
+        ]
+        engine = make_engine(depth=depth, drafter=drafter)
+        for request in requests:
+            engine.submit(request)
+        assert_held(requests, drain(engine))
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from penstock.service.router.fleet import SILENT_S
+from penstock.service.router.fleet import QUIET_S, SILENT_S
 from penstock.service.router.surface import doubts
 from tests.router.harness import ScriptedReplica, answer, chunk, head, routed, telling, whole
 from tests.router.service import service
@@ -161,8 +161,25 @@ def test_a_stream_of_a_silent_replica_moves_and_that_of_a_busy_one_stays():
     run(law)
 
 
+def test_a_replica_that_tells_nothing_of_its_requests_is_looked_at_before_the_next_probe_is_due():
+    async def law():
+        async with routed(ScriptedReplica("a"), ScriptedReplica("b")) as router:
+            fleet, now = router.app.fleet, router.app.dispatch.now()
+            replica = fleet.get("a")
+            fleet.begin(replica, 8, now)
+            assert not fleet.find_quiet(now), "it was asked just now"
+            assert fleet.find_quiet(now + QUIET_S) == [replica], "and the other has no request"
+            replica.told_s = now + QUIET_S
+            assert not fleet.find_quiet(now + QUIET_S)
+            fleet.end(replica, True, 8, now)
+            assert not fleet.find_quiet(now + 10 * QUIET_S)
+
+    run(law)
+
+
 def test_a_stream_whose_engine_hangs_moves_to_a_free_replica():
-    flags = ("--policy", "round-robin", "--slow-start-s", "0", "--probe-s", "1")
+    """However long it is until the next probe is due."""
+    flags = ("--policy", "round-robin", "--slow-start-s", "0", "--probe-s", "30")
     with service(*flags, model="oracle:step_ms=20") as pair, pair.http() as http:
         calm, _ = spoken(http, "/v1/completions", STREAMS["/v1/completions"])
         stopped: list[int] = []

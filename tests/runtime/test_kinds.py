@@ -13,6 +13,7 @@ from penstock.runtime.core.scheduler import Scheduler
 from penstock.runtime.engine.engine import Engine
 from penstock.runtime.execution.eager.runner import ModelRunner
 from penstock.runtime.layers.decoder import Decoder
+from penstock.runtime.models.kinds.cache import Kind
 from penstock.runtime.models.kinds.recurrent import GatedDelta, Mamba2, Recurrent, ShortConv
 from penstock.runtime.models.spec import MLA, GatedMLP, ModelSpec, MoE, Rope
 from tests.runtime.driving import BLOCK_SIZE, Text, alone, tiny_model, tiny_spec
@@ -170,6 +171,24 @@ class Unheard(Recurrent):
 
     def num_parameters(self, hidden_size: int) -> int:
         return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded(Unheard):
+    """Attention over what an encoder made of another text: its keys are as many as that has tokens."""
+
+    state_values: int = 0
+    kv_values_per_token: int = 16
+    cache_shape: tuple[int, ...] = (2, 8)
+    kind: Kind = "cross"
+
+
+def test_a_decoder_that_reads_an_encoder_is_refused_by_the_layers_name() -> None:
+    layer = tiny_spec().layers[1]
+    spec = replace(tiny_spec(), layers=(layer, replace(layer, attention=Encoded())))  # type: ignore[arg-type]
+    assert {group.kind for group in spec.cache_groups} == {"full", "cross"}
+    with pytest.raises(ModelFileError, match=r"layer 1 of llama keeps a cross cache for Encoded, which nothing here"):
+        tiny_model(layers=spec.layers)
 
 
 def test_a_group_that_nobody_computes_is_refused_by_the_layers_name() -> None:

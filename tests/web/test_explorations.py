@@ -4,7 +4,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.server.serving import Server
-from tests.web.conftest import Seen
+from tests.web.conftest import PATIENCE_MS, Seen
 
 pytestmark = pytest.mark.web
 
@@ -57,4 +57,14 @@ def test_a_shared_beginning_is_found_and_a_moved_one_is_not(seen: Seen) -> None:
     page.get_by_label("The part that varies comes").select_option("first")
     page.get_by_role("button", name="Send them").click()
     expect(page.locator("[data-stat=cached] .value")).to_have_text("0")
+    assert not seen.faults
+
+
+@pytest.mark.slow
+def test_a_long_prompt_beside_streams_is_timed_here(seen: Seen) -> None:
+    page = seen.go("explore/split?mode=split&requests=100&rate=1&long=200")
+    page.get_by_role("button", name="Try it on this server").click()
+    expect(page.locator("[data-stat=long-ttft] .value")).to_contain_text("s", timeout=4 * PATIENCE_MS)
+    expect(page.locator("[data-stat=gap-before] .value")).to_contain_text("s")
+    expect(page.locator("[data-stat=gap-beside] .value")).to_contain_text("s", timeout=4 * PATIENCE_MS)
     assert not seen.faults

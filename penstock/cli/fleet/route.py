@@ -40,6 +40,8 @@ def run(config: Config) -> int:
         raise ConfigError("there is no replica to route to; name servers with --replica or --replicas-file")
     if config.gateway is None:
         listen.check_keyed()
+    elif listen.jwt is not None:
+        raise ConfigError("a gateway has its own table [jwt]; put it into the file of --gateway and leave --jwt out")
     admin_key = os.environ.get(ADMIN_VARIABLE, "")
     if listen.admin_port is not None and len(admin_key) < 8:
         raise ConfigError(f"--admin-port needs a key of 8 characters or more in {ADMIN_VARIABLE}")

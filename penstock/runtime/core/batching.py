@@ -19,8 +19,8 @@ STRETCH = 2.0
 MAX_STEPS_WAITING = 8
 """Steps in which all prompts that wait are computed: where many wait, rows are filled first."""
 LONG_PROMPT = 1024
-"""Tokens from which a prompt is computed in as few steps as there can be: each of more pieces reads again what those before it
-left, and answers go on between them."""
+"""Tokens from which a prompt whose turn it is has a step for itself, or as few as there can be: each of more pieces reads again
+what those before it left, and a piece of the next one in its step would only keep its first token back."""
 MIN_PROMPT_TOKENS = 512
 """Tokens of prompts in a step that tells what a token of one costs."""
 
@@ -63,9 +63,11 @@ class MixedSteps:
         elif num_tokens - num_answers >= MIN_PROMPT_TOKENS:
             self._token_s = _follow(self._token_s, seconds / num_tokens)
 
-    def size(self, num_answers: int, num_prompt_tokens: int, most: int, longest: int = 0) -> int:
-        """Tokens of the next step, given how many answers go on, how much of prompts waits, and how much of the longest."""
-        if longest > LONG_PROMPT or not (num_answers and self._answer_step_s and self._token_s):
+    def size(self, num_answers: int, num_prompt_tokens: int, most: int, num_first: int = 0) -> int:
+        """Tokens of the next step, given how many answers go on, how much of prompts waits, and how much of the first."""
+        if num_first > LONG_PROMPT:
+            return min(num_answers + -(-num_first // WAVE) * WAVE, most)
+        if not (num_answers and self._answer_step_s and self._token_s):
             return most
         size = num_answers.bit_length()
         nearest = min(self._answer_step_s, key=lambda known: (abs(known - size), known))

@@ -84,11 +84,12 @@ class StepPlan:
         if self.is_batch_lane:
             self.budget = min(self.budget, self._limits.batch_lane_tokens)
         elif self._mixed is not None:
-            first = roster.order.peek() if roster.waiting_since is not None else None
-            left = [len(sequence.tokens) - sequence.num_launched for sequence in roster.behind]
-            longest = max(left, default=0) if first is None else max(*left, len(first.tokens), 0)
-            num_answers, num_waiting = len(roster.running) - len(left), sum(left) + roster.num_waiting_tokens
-            self.budget = self._mixed.size(num_answers, num_waiting, self.budget, longest)
+            first = min(roster.behind, key=roster.order.rank, default=None)
+            first = roster.order.peek() if first is None and roster.waiting_since is not None else first
+            num_first = 0 if first is None else len(first.tokens) - first.num_launched
+            num_begun = sum([len(sequence.tokens) - sequence.num_launched for sequence in roster.behind])
+            num_answers = len(roster.running) - len(roster.behind)
+            self.budget = self._mixed.size(num_answers, num_begun + roster.num_waiting_tokens, self.budget, num_first)
         if roster.order.counts_service and roster.batching.joins and not self.is_batch_lane:
             self.budget, self.is_shared, self._shares = share_step(roster, self.budget, self._limits.shared_tokens)
         prompts = self.add_decodes()

@@ -82,6 +82,9 @@ class BlockRunner(Runner, Protocol):
 class BlockCopy(Protocol):
     """Blocks on their way between a device and host memory."""
 
+    seconds: float | None
+    """What the transfer took by itself, waits for steps left out, once it is over; None where nobody knows."""
+
     def wait(self) -> Sequence[bytes | memoryview]:
         """From any thread: what was read, or nothing after a write, once it is over."""
 

@@ -148,8 +148,9 @@ class Scheduler:
         """Plan steps of other sizes from now on; nothing else of the limits changes."""
         self.limits = limits
 
-    def add(self, request: Request, now: float) -> None:
-        """Queue a request. Raises RequestError for what could never run, CapacityError when too much waits already."""
+    def add(self, request: Request, now: float, hashes: list[bytes] | None = None) -> None:
+        """Queue a request. Raises RequestError for what could never run, CapacityError when too much waits already. `hashes`:
+        those of its prompt's blocks, if somebody has computed them."""
         if request.request_id in self._requests:
             raise RequestError(f"request id {request.request_id} is in use; ids are never reused", param="request_id")
         limit = self.limits.longest(request)
@@ -175,6 +176,7 @@ class Scheduler:
         if request.deadline_s is not None:
             self._deadlines.add(request.deadline_s, request.request_id)
         first, *others = choices
+        first.holding.hashes = hashes or []
         roster.wait(first)
         if roster.batching.joins and not request.resumed:
             first.siblings = tuple(others)

@@ -28,8 +28,9 @@ from penstock.runtime.engine.inbox import Inbox
 from penstock.runtime.engine.peers.exchange import PeerExchange, PeerNews
 from penstock.runtime.engine.recovery import NotLaunched, ResultPart, StepRecovery
 from penstock.runtime.engine.step_log import StepLog
+from penstock.runtime.engine.tiers.news import TierNews
 from penstock.runtime.engine.tiers.sessions import CacheAnswer, CacheOrder
-from penstock.runtime.engine.tiers.tiers import KVTiers, TierNews
+from penstock.runtime.engine.tiers.tiers import KVTiers
 
 LOGGER = logging.getLogger(__name__)
 
@@ -149,8 +150,10 @@ class Engine:
         """Hand over a request. It is answered by deltas, the last of which carries its finish, a refusal included."""
         self._inbox.put(request)
         if self._interruptible is not None and not request.is_batch and request.tenant != self.scheduler.sole_tenant:
-            self._has_interrupted = True
             self._interruptible.interrupt(is_on=True)
+            self._has_interrupted = (
+                True  # not before: a loop that turns between both would leave every step interrupted
+            )
 
     def cancel(self, request_id: int, choice: int | None = None) -> None:
         """End a request, or one choice of it, in any state; nothing happens if it has ended."""
@@ -211,10 +214,11 @@ class Engine:
             self._interruptible.interrupt(is_on=False)  # whoever is read below need not interrupt anything
         deltas = () if self._inbox.empty() and not self._taken else self._take_in(now)
         deltas += scheduler.expire(now)
+        if self.grammar_state:
+            deltas = self.grammar_state.follow(deltas, scheduler)
         if self.proposals is not None:
             deltas += self._propose(self.proposals)
         if self.grammar_state:
-            deltas = self.grammar_state.follow(deltas, scheduler)
             self.grammar_state.propose(scheduler, self.depth)
         if self.tiers is not None:
             self.tiers.swap_in()
@@ -314,7 +318,7 @@ class Engine:
     def cache_answers(self) -> tuple[CacheAnswer, ...]:
         """What came of orders since the last call."""
         refused, self._refused_orders = self._refused_orders, ()
-        return refused if self.tiers is None else self.tiers.answers()
+        return refused if self.tiers is None else self.tiers.orders.answers()
 
     def _take_adapted(self, message: Request | AdapterRead | AdapterOrder, now: float) -> list[Delta]:
         gate = self.adapters
@@ -353,8 +357,9 @@ class Engine:
         return self._schedule(request, now)
 
     def _schedule(self, request: Request, now: float) -> list[Delta]:
+        hashes = [] if self.tiers is None else self.tiers.hashes_of(request)
         try:
-            self.scheduler.add(request, now)
+            self.scheduler.add(request, now, hashes)
         except RequestError as error:
             return _refusals(request, str(error), Fault.REQUEST)
         except CapacityError as error:

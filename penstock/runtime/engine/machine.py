@@ -38,6 +38,8 @@ class Facts:
     """Tokens the cache holds, where blocks alone do not say."""
     offer: str = ""
     """Where peers fetch blocks: port, generation, bytes of a block; empty where none are offered."""
+    long_context: str = ""
+    """What is kept of a text where some is forgotten, as --long-context says it; empty where all is kept."""
 
     @property
     def num_cached_tokens(self) -> int:

@@ -15,8 +15,8 @@ from penstock.runtime.engine.grammar_state import GrammarCounts, GrammarTime
 from penstock.runtime.engine.machine import Facts, Vector
 from penstock.runtime.engine.observer import EngineView
 from penstock.runtime.engine.peers.counts import TransferCounts
+from penstock.runtime.engine.tiers.news import TierCounts
 from penstock.runtime.engine.tiers.sessions import CacheAnswer, CacheOrder
-from penstock.runtime.engine.tiers.tiers import TierCounts
 
 MAX_FRAME_BYTES = 64 << 20
 UNREADABLE = (msgspec.MsgspecError, RequestError, ValueError, RecursionError)

@@ -97,4 +97,4 @@ def bytes_per_kv_value(spec: ModelSpec, dtype: torch.dtype) -> float:
         return float(dtype.itemsize)
     num_values = sum(layer.attention.kv_values_per_token for layer in spec.layers)
     num_scales = sum(2 * layer.attention.num_kv_heads for layer in spec.layers if isinstance(layer.attention, GQA))
-    return 1.0 + 4.0 * num_scales / num_values
+    return 1.0 + 4.0 * num_scales / max(num_values, 1)

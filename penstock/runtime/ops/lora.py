@@ -17,7 +17,7 @@ from penstock.runtime.ops.op import operation
 
 RANK_STEP = 16
 """Ranks are rounded up to a multiple, with zeros."""
-TILES = ((128, 8), (512, 16))
+TILES = ((256, 8), (512, 16))
 """Up to so many tokens, tiles of so many."""
 MOST_TILE = 64
 MOST_PARTS = 3
@@ -61,6 +61,8 @@ class TokenTiles(NamedTuple):
     """int32 [tiles], -1 where there is no run."""
     places: Tensor
     """int32 [tiles, products, 4]: of each run's adapter, as `LoraBank` has them; zeros for none."""
+    counts: Tensor
+    """int32 [tiles], zeros: programs count there which of them is the last."""
 
 
 def _tile_examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
@@ -90,7 +92,7 @@ def tile_tokens(slots: Tensor, places: Tensor) -> TokenTiles:
             tokens[at, : len(run)] = run
             owners[at] = slot
         num_before += len(ours)
-    return TokenTiles(tokens, owners, places[owners.clamp(min=0).long()])
+    return TokenTiles(tokens, owners, places[owners.clamp(min=0).long()], torch.zeros_like(owners))
 
 
 def _banks(
@@ -114,7 +116,7 @@ def _examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
     generator = torch.Generator(device).manual_seed(34)
     for dtype in (torch.float32, torch.float16):
         for tokens, columns, sizes, has_bias in (
-            (1, 64, (48,), True), (9, 96, (64, 32, 32), False), (70, 160, (128, 128), True),
+            (1, 64, (48,), True), (9, 1056, (64, 32, 32), False), (70, 160, (128, 128), True), (530, 64, (32,), True),
         ):  # fmt: skip
 
             def normal(*shape: int, dtype: torch.dtype = dtype) -> Tensor:

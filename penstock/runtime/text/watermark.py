@@ -100,8 +100,9 @@ class Watermark:
 def _fast_length(least: int) -> int:
     """Not less than that, and of small factors: transforms of such lengths are fast."""
     powers = range(least.bit_length() + 1)
-    lengths: list[int] = [2**two * 3**three * 5**five for two in powers for three in powers for five in powers]
-    return min(length for length in lengths if length >= least)
+    return min(
+        int(n) for two in powers for three in powers for five in powers if (n := 2**two * 3**three * 5**five) >= least
+    )
 
 
 def _windows(count: int) -> list[tuple[int, int]]:

@@ -2,11 +2,14 @@
 
 import hashlib
 import hmac
+import time
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Protocol
 
 from penstock.config import is_loopback
 from penstock.service.edge.refusal import forbidden, no_key
+from penstock.service.edge.tokens import SignedTokens, read_jwt
 
 PUBLIC_PATHS = ("/livez", "/readyz", "/health", "/", "/icon.svg")
 """What may be asked without a key: whether we live, and the page that asks for one."""
@@ -32,6 +35,9 @@ class Names(Protocol):
 
     @property
     def allowed_origin(self) -> tuple[str, ...]: ...
+
+    @property
+    def jwt(self) -> Path | None: ...
 
 
 class ApiKeys:
@@ -66,10 +72,17 @@ class Access:
     """One for each listener."""
 
     def __init__(self, names: Names, keys: ApiKeys) -> None:
+        """Raises ConfigError for a file of signed tokens' that cannot be used."""
         self.keys = keys
+        self.tokens = SignedTokens(read_jwt(names.jwt)) if names.jwt is not None else None
         self._hosts = {host.lower() for host in (*OWN_HOSTS, names.host, *names.allowed_host)}
         self._checks_host = is_loopback(names.host) or bool(names.allowed_host)
         self._origins = {origin.lower().rstrip("/") for origin in names.allowed_origin}
+
+    @property
+    def is_open(self) -> bool:
+        """No client needs a key."""
+        return not self.keys and self.tokens is None
 
     def check(self, method: str, headers: HeaderMap) -> None:
         """Raises Refusal for a host that is not ours, or for a page that may not write."""
@@ -83,12 +96,21 @@ class Access:
 
     def tenant(self, method: str, path: str, headers: HeaderMap) -> str:
         """Whose request it is; empty where none is told from another. Raises Refusal for a key that opens nothing."""
-        if not self.keys or is_public(path) or method == "OPTIONS":
+        if self.is_open or is_public(path) or method == "OPTIONS":
             return ""
-        tenant = self.keys.tenant_of(key_of(headers))
+        tenant = self.holder(headers)
         if tenant is None:
             raise no_key()
         return tenant
+
+    def holder(self, headers: HeaderMap) -> str | None:
+        """The tenant whose key or token a request carries."""
+        key = key_of(headers)
+        tenant = self.keys.tenant_of(key)
+        if tenant is not None or self.tokens is None:
+            return tenant
+        found = self.tokens.find(key, time.time())
+        return f"jwt-{found.tenant}" if found is not None else None
 
     def cors(self, headers: HeaderMap) -> Pairs:
         """Headers that let a page we know read the answer."""

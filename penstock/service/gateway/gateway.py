@@ -15,19 +15,19 @@ from pathlib import Path
 
 from penstock.errors import StoreError
 from penstock.metrics.exposition import Counter, Gauge, Metric
+from penstock.service.edge.tokens import SignedTokens
 from penstock.service.gateway.accounts import budgets, later
 from penstock.service.gateway.accounts.ledger import Settlement, UsageLedger
 from penstock.service.gateway.accounts.money import NANO
 from penstock.service.gateway.accounts.usage import UsageRecord
 from penstock.service.gateway.answers import AnswerCache
 from penstock.service.gateway.book import RuleBook
-from penstock.service.gateway.keys import KeyRecord
+from penstock.service.gateway.keys import KeyRecord, record_of
 from penstock.service.gateway.limits import Meter
 from penstock.service.gateway.names import Targets, targets_of
 from penstock.service.gateway.settings import OUTSIDE, GatewaySettings, TenantSettings
 from penstock.service.gateway.shedding import FleetLoad, shed_chance
 from penstock.service.gateway.ticket import Admittance, Asking, Denied, Spent
-from penstock.service.gateway.tokens import SignedTokens
 from penstock.service.marks import TokenBound
 from penstock.service.store.database import Database, Transaction
 from penstock.service.store.journal import Journal
@@ -98,7 +98,10 @@ class Gateway:
 
     def identify(self, key: bytes, unix_s: float) -> KeyRecord | None:
         record = self.book.ring.find(key, unix_s)
-        return record if record is not None or self.sign_in is None else self.sign_in.find(key, unix_s)
+        if record is not None or self.sign_in is None:
+            return record
+        holder = self.sign_in.find(key, unix_s)
+        return record_of(holder) if holder is not None else None
 
     def unpriced(self, served: Sequence[str]) -> set[str]:
         """Models that are refused because they have no price, though something has."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock.errors import ConfigError
+from penstock.service.edge.tokens import TokenHolder
 from penstock.service.gateway.changes import note_change
 from penstock.service.store.database import Database, Transaction
 
@@ -37,6 +38,13 @@ class KeyRecord:
 
     def is_valid(self, unix_s: float) -> bool:
         return self.revoked_at is None and (self.expires_at is None or unix_s < self.expires_at)
+
+
+def record_of(holder: TokenHolder) -> KeyRecord:
+    """A signed token, as if it were a key that nobody made."""
+    others = tuple(scope for scope in SCOPES[1:] if f"penstock:{scope}" in holder.words)
+    key_id, scopes = f"jwt:{holder.subject}", (SCOPES[0], *others)
+    return KeyRecord(key_id, b"", holder.subject, holder.tenant, scopes, expires_at=holder.expires_at)
 
 
 def create_key(

@@ -27,6 +27,7 @@ from typing import Any, Literal
 import msgspec
 
 from penstock.errors import ConfigError
+from penstock.service.edge.tokens import JwtSettings
 from penstock.service.gateway.accounts.money import Price
 from penstock.service.gateway.limits import Tier
 
@@ -79,17 +80,6 @@ class PriceSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cached: float | None = None
     batch: float = 1.0
     flex: float = 1.0
-
-
-class JwtSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Signed tokens of an identity provider, taken in place of keys."""
-
-    issuer: str
-    audience: str
-    keys: str
-    """Where its public keys are: the address of its JWKS, or a file"""
-    tenant_claim: str = "tenant"
-    """The claim that names the tenant"""
 
 
 class GuardrailSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

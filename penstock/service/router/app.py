@@ -86,7 +86,7 @@ class RouterApp:
         self.config = config
         self.version = version
         self.max_body_bytes = listen.max_body_mib << 20
-        self.has_tenants = gateway is not None or len(listen.api_key) > 1
+        self.has_tenants = gateway is not None or len(listen.api_key) > 1 or listen.jwt is not None
         self.bodies = BodiesInFlight(IN_FLIGHT * self.max_body_bytes, has_tenants=self.has_tenants)
         self._stalls = StallWatch()
         self.fleet = LiveFleet(config.slow_start_s)
@@ -114,6 +114,8 @@ class RouterApp:
     def start(self) -> None:
         self._run(self._sweep())
         self._run(self.tls.watch())
+        if self.access.tokens is not None:
+            self._run(self.access.tokens.watch())
         if self.gate is not None:
             self._run(self.gate.refresh())
             self._run(BillCollector(self.gate.gateway, self.members).run())
@@ -423,6 +425,8 @@ class RouterApp:
             self.dispatch.sweep(now)
             for replica in self.fleet.find_silent(now):
                 self.changed(replica)
+            for replica in self.fleet.find_quiet(now):
+                self.members.hurry(replica)
             self._stalls.sweep(self._clients, now)
             if needs_trim():
                 trim_memory()

@@ -15,6 +15,7 @@ from penstock.service.kv_events import BlockOffer, Frame
 from penstock.service.router.breaker import Breaker
 from penstock.service.router.policy import Policy, ReplicaView, RouteChoice, RoutedCall
 
+QUIET_S = 0.5
 SILENT_S = 1.5
 """A replica that was asked how it is and sent nothing at all for so long is silent: free replicas take over from it."""
 GONE_S = 8.0
@@ -79,6 +80,7 @@ class LiveReplica:
         "ready_since_s",
         "state",
         "token_s",
+        "told_s",
         "url",
     )
 
@@ -111,6 +113,8 @@ class LiveReplica:
         """It gets a new role once what it is doing has ended; until then it gets nothing new."""
         self.heard_s = 0.0
         """When anything came from it: a probe's answer, or a part of any other."""
+        self.told_s = 0.0
+        """When it was last given a request, or a part of an answer came from it."""
         self.asked_s: float | None = None
         """Since when a probe waits for an answer."""
         self.is_silent = False
@@ -271,6 +275,7 @@ class LiveFleet:
     def begin(self, replica: LiveReplica, num_tokens: int, now: float) -> None:
         replica.num_pending += 1
         replica.num_waiting_tokens += num_tokens
+        replica.told_s = max(replica.told_s, now)
         replica.breaker.begin(now)
 
     def answer(self, replica: LiveReplica, num_tokens: int, waited_s: float) -> None:
@@ -384,6 +389,11 @@ class LiveFleet:
                 replica.is_silent = True
                 found.append(replica)
         return found
+
+    def find_quiet(self, now: float) -> list[LiveReplica]:
+        """Replicas that have requests and have told nothing of them for a moment: worth a look before the next one is due."""
+        ready = [one for one in self if one.state is ReplicaState.READY and not one.is_silent]
+        return [one for one in ready if one.num_pending and now - one.told_s >= QUIET_S]
 
     def forgive(self, seconds: float) -> None:
         """Time in which this process did not listen is nobody's silence."""

@@ -172,7 +172,8 @@ class Front:
 
     def may_unload(self, request: Request) -> bool:
         """How long a model stays is a client's to say where there is one key at most, and otherwise an admin's."""
-        return len(self.config.keys) < 2 or exchange_of(request.scope).is_admin
+        is_alone = len(self.config.keys) < 2 and self.config.jwt is None
+        return is_alone or exchange_of(request.scope).is_admin
 
     @asynccontextmanager
     async def having(self, model: ServedModel) -> AsyncIterator[None]:

@@ -1,5 +1,6 @@
 """Records survive the process; what is damaged is a miss; the bound holds."""
 
+import os
 import random
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from penstock.runtime.engine.tiers import disk
 from penstock.runtime.engine.tiers.disk import DiskTier
 from penstock.runtime.engine.tiers.host import HostTier
 from penstock.runtime.engine.tiers.policy import Ghosts, Rates
+from penstock.runtime.engine.tiers.reading import PartReader
 from penstock.runtime.engine.tiers.record import KVRecord, decode_record, encode_record, format_digest, key_of
 
 Opened = Callable[..., DiskTier]
@@ -180,3 +182,20 @@ def test_ghosts_are_bounded() -> None:
     for name in (b"a", b"b", b"c", b"a", b"d"):
         ghosts.note(name)
     assert [name in ghosts for name in (b"a", b"b", b"c", b"d")] == [True, False, True, True]
+
+
+@pytest.mark.parametrize("is_cold", [False, True])
+def test_parts_of_a_file_are_the_same_in_the_page_cache_and_past_it(tmp_path: Path, is_cold: bool) -> None:
+    data = random.Random(3).randbytes(900_000)
+    path = tmp_path / "file"
+    path.write_bytes(data)
+    reader = PartReader()
+    for offset, size in ((0, 100), (0, 300_000), (1, 300_000), (4096, 65_536), (700_001, 199_999), (5, 70_000)):
+        if is_cold:
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        assert reader.read(path, offset, size) == data[offset : offset + size]
+    assert len(reader.read(path, 850_000, 100_000)) <= 50_000, "no more than there is"
+    with pytest.raises(FileNotFoundError):
+        reader.read(tmp_path / "nothing", 0, 100_000)

@@ -17,7 +17,8 @@ from penstock.runtime.engine.engine import Engine
 from penstock.runtime.engine.tiers import disk as disk_module
 from penstock.runtime.engine.tiers.disk import DiskTier
 from penstock.runtime.engine.tiers.host import HostTier
-from penstock.runtime.engine.tiers.tiers import FetchedBlocks, KVTiers
+from penstock.runtime.engine.tiers.news import FetchedBlocks
+from penstock.runtime.engine.tiers.tiers import KVTiers
 from tests.engine.answers import LIMITS, VOCAB_SIZE, Answers, Clock, expected, make_request
 from tests.engine.tiers.test_state_machine import FORMAT, LoggingOracle, SlowCopies
 
@@ -333,16 +334,17 @@ def test_what_left_the_device_while_its_request_waited_is_loaded_when_it_is_admi
 
 
 def test_waiting_requests_for_the_same_blocks_have_one_late_load() -> None:
-    served = Served(SMALL._replace(num_blocks=40), keeps_all=True, runner=SlowCounting)
-    served.ask(make_request(1, prompt(1)))
-    served.ask(*[make_request(number, prompt(number)) for number in range(2, 10)])
-    long = [make_request(number, prompt(number), max_tokens=40) for number in range(10, 13)]
+    """Three wait for rows; when these are free, one of them is loaded for and the others wait for that load."""
+    served = Served(SMALL._replace(num_blocks=64), keeps_all=True, runner=SlowCounting)
+    served.ask(make_request(1, prompt(1), max_tokens=4))
+    served.ask(*[make_request(number, prompt(number), max_tokens=4) for number in range(40, 70)])
     before = served.tiers.counts
-    served.ask(*long, *[make_request(number, (*prompt(1), number)) for number in range(20, 24)])
+    first = [make_request(number, prompt(number, 6), max_tokens=6) for number in range(20, 24)]
+    served.ask(*first, *[make_request(number, (*prompt(1), number), max_tokens=4) for number in range(30, 33)])
     served.check()
     counts = served.tiers.counts
-    assert counts.loaded_blocks - counts.swapped_blocks - before.loaded_blocks <= 2 * 8
-    assert sum(served.answers[number, 0].prefix.num_tokens for number in range(20, 24)) == 4 * 32
+    assert (counts.loaded_blocks - before.loaded_blocks, counts.attached - before.attached) == (8, 2)
+    assert [served.answers[number, 0].prefix.num_tokens for number in range(30, 33)] == [32] * 3
 
 
 @pytest.mark.parametrize("runner", [Counting, SlowCounting])

@@ -8,6 +8,8 @@ import pytest
 
 from penstock import LLM, SamplingParams
 from penstock.errors import ConfigError
+from tests.engine.tiers.test_laws import damage
+from tests.offline import write_chat_model
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 BLOCKS = 48
@@ -84,18 +86,33 @@ def test_runners_read_each_others_records(expected: list[list[int]], tmp_path: P
         assert alike >= 4, "rounding differs between runners, words hardly"
 
 
-def many() -> list[list[int]]:
+def many(num_tokens: int) -> list[list[int]]:
     """200 prompts of 40 beginnings, which together do not fit the pool."""
-    stems = [[200 + (11 * number + place * (number + 5)) % 3000 for place in range(5 * 16)] for number in range(40)]
-    return [[*stems[number % 40], 300 + number] for number in range(200)]
+    stems = [
+        [9 + (11 * number + place * (number + 5)) % (num_tokens - 220) for place in range(5 * 16)]
+        for number in range(40)
+    ]
+    return [[*stems[number % 40], num_tokens - 210 + number] for number in range(200)]
+
+
+def forced(llm: LLM) -> LLM:
+    """Whatever a tier has is loaded, however fast it could be computed."""
+    rates = llm.engine.tiers.rates
+    rates.note_prompt(1, 1000.0)
+    rates.note_prompt = lambda *_: None
+    return llm
+
+
+def all_answers(llm: LLM, num_tokens: int) -> list[list[int]]:
+    return [list(llm.generate([prompt], GREEDY)[0].choices[0].token_ids) for prompt in many(num_tokens)]
 
 
 KILLED = """
 import os, sys
 from penstock import LLM
-from tests.engine.tiers.test_real import BLOCKS, GREEDY, many
-llm = LLM("default", num_blocks=BLOCKS, kv_disk=sys.argv[1], kv_host="2MiB", speculate="off")
-for number, prompt in enumerate(many()):
+from tests.engine.tiers.test_real import BLOCKS, GREEDY, forced, many
+llm = forced(LLM(sys.argv[2], num_blocks=BLOCKS, kv_disk=sys.argv[1], kv_host=sys.argv[3], speculate="off"))
+for number, prompt in enumerate(many(int(sys.argv[4]))):
     llm.generate([prompt], GREEDY)
     if number == 120:
         os.kill(os.getpid(), 9)
@@ -103,24 +120,27 @@ for number, prompt in enumerate(many()):
 
 
 @pytest.mark.slow
-def test_two_hundred_prompts_with_every_tier_over_a_kill_and_with_damage(tmp_path: Path) -> None:
-    def all_answers(llm: LLM) -> list[list[int]]:
-        return [list(llm.generate([prompt], GREEDY)[0].choices[0].token_ids) for prompt in many()]
-
-    with LLM("default", num_blocks=BLOCKS, speculate="off") as llm:
-        right = all_answers(llm)
-    assert subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], check=False).returncode == -9
-    settings = {"num_blocks": BLOCKS, "kv_disk": str(tmp_path), "kv_host": "2MiB", "speculate": "off"}
-    with LLM("default", **settings) as llm:
-        assert all_answers(llm) == right
+@pytest.mark.parametrize(("model", "host", "num_tokens"), [("tiny", "64KiB", 250), ("default", "2MiB", 4000)])
+def test_two_hundred_prompts_with_every_tier_over_a_kill_and_with_damage(
+    tmp_path: Path, model: str, host: str, num_tokens: int
+) -> None:
+    """Bit for bit what an engine without tiers says: with host memory and disk, after a kill -9, with records flipped, cut off,
+    swapped and gone, and every such fault is counted."""
+    model = str(write_chat_model(tmp_path / "tiny.gguf")) if model == "tiny" else model
+    folder = tmp_path / "kv"
+    with LLM(model, num_blocks=BLOCKS, speculate="off") as llm:
+        right = all_answers(llm, num_tokens)
+    words = [sys.executable, "-c", KILLED, str(folder), model, host, str(num_tokens)]
+    assert subprocess.run(words, check=False).returncode == -9
+    settings = {"num_blocks": BLOCKS, "kv_disk": str(folder), "kv_host": host, "speculate": "off"}
+    with LLM(model, **settings) as llm:
+        assert all_answers(forced(llm), num_tokens) == right
         counts = llm.engine.tiers.counts
         assert counts.loaded_blocks > 100
         assert counts.faults == 0
-    for segment in tmp_path.rglob("*.kv"):
-        data = bytearray(segment.read_bytes())
-        for place in range(0, len(data), 300_000):
-            data[place] ^= 255
-        segment.write_bytes(data)
-    with LLM("default", **settings) as llm:
-        assert all_answers(llm) == right
-        assert llm.engine.tiers.counts.faults
+    faults = ["flipped", "truncated", "swapped", "gone"] if model != "default" else ["flipped"]
+    for fault in faults:
+        damage(folder, fault)
+        with LLM(model, **settings) as llm:
+            assert all_answers(forced(llm), num_tokens) == right
+            assert llm.engine.tiers.counts.faults

@@ -18,8 +18,9 @@ from penstock.runtime.core.runner import CopyingRunner
 from penstock.runtime.core.scheduler import CANCELLED
 from penstock.runtime.engine.oracle import OracleRunner
 from penstock.runtime.engine.tiers.host import HostTier
+from penstock.runtime.engine.tiers.news import TierNews
 from penstock.runtime.engine.tiers.record import format_digest
-from penstock.runtime.engine.tiers.tiers import KVTiers, TierNews
+from penstock.runtime.engine.tiers.tiers import KVTiers
 from tests.core.test_state_machine import MAX_AHEAD, NUMBERS, Digits, Serving, run
 from tests.engine.answers import VOCAB_SIZE, make_request
 
@@ -46,6 +47,8 @@ class Later(Executor):
 
 
 class OracleCopy:
+    seconds = None
+
     def __init__(self, work: Callable[[], list[bytes]]) -> None:
         self._work = work
         self.is_failing = False

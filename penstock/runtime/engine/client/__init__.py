@@ -12,8 +12,8 @@ from penstock.runtime.engine.machine import Facts, Vector
 from penstock.runtime.engine.observer import EngineView, StepView
 from penstock.runtime.engine.peers.counts import FAULTS, TransferCounts
 from penstock.runtime.engine.stream import DeltaStream, folded
+from penstock.runtime.engine.tiers.news import TierCounts
 from penstock.runtime.engine.tiers.sessions import CacheAnswer, SessionFacts
-from penstock.runtime.engine.tiers.tiers import TierCounts
 from penstock.runtime.engine.wire import BlocksChanged, StepReport
 
 __all__ = [

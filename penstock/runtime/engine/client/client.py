@@ -27,8 +27,8 @@ from penstock.runtime.engine.observer import EngineView
 from penstock.runtime.engine.peers.counts import TransferCounts
 from penstock.runtime.engine.spawn import Spawned
 from penstock.runtime.engine.stream import DeltaStream
+from penstock.runtime.engine.tiers.news import TierCounts
 from penstock.runtime.engine.tiers.sessions import CacheAnswer, CacheOrder
-from penstock.runtime.engine.tiers.tiers import TierCounts
 from penstock.runtime.engine.wire import (
     Beat,
     BlocksChanged,
@@ -103,9 +103,12 @@ class EngineClient:
         """What the engine last said of its peers; None before that, and where there are none."""
         self._ids = count(1)
         self._pulse = Pulse(hang_s)
-        self._ready_s = 0.0
+        self._begun_s = self._ready_s = 0.0
         self._ready_for_s = 0.0
         """How long the last engine was ready."""
+        self._is_restart = False
+        self._phases: list[tuple[str, float]] = []
+        """Parts of the present engine's start."""
         self._last_words: Failed | None = None
         self._is_stopping = False
 
@@ -237,7 +240,7 @@ class EngineClient:
     async def run(self) -> None:
         """Keep an engine alive until `stop`. Raises ConfigError or EngineError when a restart cannot help."""
         num_failed = 0
-        is_new = True
+        is_new, self._is_restart = True, False
         try:
             while not self._is_stopping:
                 status = await self._live()
@@ -255,6 +258,7 @@ class EngineClient:
                         f"the engine ended {num_failed} times in a row without an answer, {_named(status)}"
                     )
                 self.num_restarts += 1
+                self._is_restart = True
         finally:
             self._is_stopping = True
             self._report_ends(self._requests.end_all(SHUTTING_DOWN, time.monotonic()))
@@ -262,7 +266,9 @@ class EngineClient:
     async def _live(self) -> int:
         """One process, from its start to its end; returns its exit status."""
         self._last_words = None
-        self._pulse.begin(time.monotonic())
+        self._phases.clear()
+        self._begun_s = time.monotonic()
+        self._pulse.begin(self._begun_s)
         child = Child(self._spawned or Spawned(self._command), self._setup)
         self._spawned = None
         self._child = child
@@ -325,6 +331,7 @@ class EngineClient:
                     if asked is not None and not asked.done():
                         asked.set_result(each)
             case Phase(name, seconds):
+                self._phases.append((name, seconds))
                 if self.on_phase is not None:
                     self.on_phase(name, seconds)
             case Seen(view):
@@ -366,6 +373,9 @@ class EngineClient:
         self._ready_s = time.monotonic()
         self._pulse.begin(self._ready_s)
         self.ready.set()
+        if self._is_restart:
+            parts = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in self._phases)
+            LOGGER.warning("the engine is back after %.1f s (%s)", self._ready_s - self._begun_s, parts)
         if self.on_blocks is not None:
             child.send(FollowBlocks())
         self._requests.give_all()

@@ -7,13 +7,13 @@ that fails makes misses, never errors: faults are counted and said once.
 
 import fcntl
 import logging
-import os
 import sqlite3
 import time
 from pathlib import Path
 from typing import IO
 
 from penstock.errors import ConfigError
+from penstock.runtime.engine.tiers.reading import PartReader
 from penstock.runtime.engine.tiers.record import KVRecord, decode_record, encode_record
 
 LOGGER = logging.getLogger(__name__)
@@ -40,6 +40,7 @@ class DiskTier:
         self.num_faults = 0
         """Reads and writes that failed, and records that were not what the index said."""
         self._segment_bytes = max(min(SEGMENT_BYTES, max_bytes // SEGMENTS), 1)
+        self.parts = PartReader()
         self._file: IO[bytes] | None = None
         self._segment = 0
         try:
@@ -72,8 +73,7 @@ class DiskTier:
             row = self._index.execute("SELECT segment, offset, num_bytes FROM records WHERE key = ?", (key,)).fetchone()
             if row is None:
                 raise OSError("the index has lost a record")
-            with self._path(row[0]).open("rb") as file:
-                record = decode_record(key, hash, os.pread(file.fileno(), row[2], row[1]))
+            record = decode_record(key, hash, self.parts.read(self._path(row[0]), row[1], row[2]))
             if record is None:
                 raise OSError(f"a record of segment {row[0]} is damaged")
             self._index.execute("UPDATE segments SET used_s = ? WHERE id = ?", (time.time(), row[0]))

@@ -10,12 +10,10 @@ Disk, checksums and waiting for copies belong to threads of their own.
 """
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import Executor
 from heapq import nsmallest
-from typing import NamedTuple
 
-from penstock.errors import PenstockError
 from penstock.runtime.core.batch import Batch, Delta
 from penstock.runtime.core.blocks import BlockPool
 from penstock.runtime.core.prefix import Holding, Namespace, packed
@@ -26,9 +24,20 @@ from penstock.runtime.core.sequence import Sequence
 from penstock.runtime.engine.tiers.departures import Departures, LeftBlocks
 from penstock.runtime.engine.tiers.disk import DiskTier
 from penstock.runtime.engine.tiers.host import HostTier
+from penstock.runtime.engine.tiers.news import (
+    ArrivedBlocks,
+    FetchedBlocks,
+    InboundBlocks,
+    OrderDone,
+    Put,
+    TierCounts,
+    TierHit,
+    TierNews,
+)
+from penstock.runtime.engine.tiers.orders import CacheOrders
 from penstock.runtime.engine.tiers.policy import Rates
 from penstock.runtime.engine.tiers.record import KVRecord, key_of
-from penstock.runtime.engine.tiers.sessions import CacheAnswer, CacheOrder, KeptSession, SessionBook
+from penstock.runtime.engine.tiers.sessions import CacheOrder, SessionBook
 
 LEAST_BLOCKS = 2
 """Fewer are computed at once."""
@@ -39,79 +48,6 @@ STAGED_FRACTION = 0.25
 """Of host memory that one prompt read from a disk may take there until it is admitted."""
 MAX_SWAPPED = 8
 """Waiting sequences that are looked at before a plan."""
-
-
-class TierCounts(NamedTuple):
-    """Since the start; bytes are those of records there now."""
-
-    stored_blocks: int = 0
-    loaded_blocks: int = 0
-    """Blocks that came back to the device."""
-    declined_blocks: int = 0
-    """Blocks that a tier had and that were computed all the same: that was faster."""
-    faults: int = 0
-    host_bytes: int = 0
-    disk_bytes: int = 0
-    swapped_blocks: int = 0
-    """Of the loaded ones, those of preempted sequences."""
-    canaries: int = 0
-    """Loads that were read back and compared."""
-    host_blocks: int = 0
-    """Loaded from host memory; the others came from the disk."""
-    attached: int = 0
-    """Requests that waited for the load of another."""
-
-
-class TierHit(NamedTuple):
-    """What tiers gave a prompt, in tokens, and why they gave no more."""
-
-    host: int = 0
-    disk: int = 0
-    miss: str = ""
-
-
-class FetchedBlocks(NamedTuple):
-    """A request whose records have been read, as far as they were there and sound."""
-
-    request: Request
-    first: int
-    """Number of the first of its blocks that they are for."""
-    records: tuple[KVRecord, ...]
-    num_bytes: int = 0
-    """Asked of the disk."""
-    num_host: int = 0
-    """Of the records, those that host memory had."""
-
-
-class ArrivedBlocks(NamedTuple):
-    """A copy to the device is over."""
-
-    number: int
-    is_whole: bool
-    seconds: float
-
-
-class InboundBlocks(NamedTuple):
-    """Records on their way to blocks of the device."""
-
-    request: Request
-    holding: Holding
-    blocks: tuple[int, ...]
-    records: tuple[KVRecord, ...]
-    num_host: int
-    was_preempted: bool = False
-
-
-class OrderDone(NamedTuple):
-    """An order that took a disk is over."""
-
-    answer: CacheAnswer
-    session: KeptSession | None = None
-    """One that was read from a file."""
-
-
-TierNews = FetchedBlocks | ArrivedBlocks | LeftBlocks | OrderDone
-Put = Callable[[TierNews], object]
 
 
 class KVTiers:
@@ -145,7 +81,7 @@ class KVTiers:
         self._fetching: dict[int, Request] = {}
         """Requests that wait for blocks."""
         self._leaders: dict[bytes, int] = {}
-        """By key, the request whose load it is part of."""
+        """By hash, the request whose load it is part of."""
         self._followers: dict[int, list[Request]] = {}
         self._arrivals: dict[int, InboundBlocks] = {}
         self._num_arrivals = 0
@@ -156,6 +92,8 @@ class KVTiers:
         self._unseen: dict[tuple[int, int], bool] = {}
         """Waiting sequences that were not about to be admitted yet; whether they were preempted."""
         self._hits: dict[int, TierHit] = {}
+        self._hashes: dict[int, list[bytes]] = {}
+        """Of the prompts of requests that are not scheduled yet."""
         self._waiting_bytes = 0
         self._counts = TierCounts()
         self.departures = Departures(
@@ -171,7 +109,7 @@ class KVTiers:
         self.sessions = SessionBook(
             self._pool, format, None if disk is None else disk.folder, want=self.departures.want
         )
-        self._answers: list[CacheAnswer] = []
+        self.orders = CacheOrders(self.sessions, self._pool, runner, reader, format, host, disk, self._drop)
 
     @property
     def is_fetching(self) -> bool:
@@ -188,7 +126,7 @@ class KVTiers:
 
     def open(self, put: Put) -> None:
         """`put` brings news of copies to the engine's thread."""
-        self.departures.put = put
+        self.departures.put = self.orders.put = put
 
     def take(self, news: TierNews) -> tuple[Request, ...]:
         """Something was read or copied; returns the requests that wait for nothing here any more."""
@@ -198,9 +136,7 @@ class KVTiers:
         if isinstance(news, FetchedBlocks):
             return self._take_fetched(news)
         if isinstance(news, OrderDone):
-            if news.session is not None:
-                self.sessions.keep(news.session)
-            self._answers.append(news.answer)
+            self.orders.take(news)
             return ()
         request_id = self._land(news)
         held = self._held.pop(news.number, None)
@@ -218,6 +154,10 @@ class KVTiers:
     def copy_out(self, step: int = 0, *, are_sound: bool = True) -> None:
         """To be called between a plan and its launch."""
         self.departures.copy_out(step, are_sound=are_sound)
+
+    def order(self, order: CacheOrder) -> None:
+        """Do what an operator wants; `orders` tells what came of it."""
+        self.orders.do(order, self._scheduler.roster.now)
 
     def copy_out_now(self) -> None:
         """Blocks were taken outside of a plan."""
@@ -270,15 +210,17 @@ class KVTiers:
         first, hashes = len(found), holding.hashes
         self.departures.look(found, hashes)
         self._unseen[request.request_id, 0] = False
-        keys = [key_of(self._format, hash) for hash in hashes[first:]]
-        leader = self._leaders.get(keys[0]) if keys else None
-        if keys and leader is None and hashes[first] in self._coming:
+        missing = hashes[first:]
+        self._hashes[request.request_id] = hashes
+        leader = self._leaders.get(missing[0]) if missing else None
+        if missing and leader is None and missing[0] in self._coming:
             return False  # it is there, or attached to its load, once it is about to be admitted
         if leader is not None:
             self._followers.setdefault(leader, []).append(request)
             self._fetching[request.request_id] = request
             self._count(attached=1)
             return True
+        keys = [key_of(self._format, hash) for hash in missing]
         count = next((place for place, key in enumerate(keys) if not self._has(key)), len(keys))
         held = [self._host.get(key) for key in keys[:count]]
         num_host = next((place for place, record in enumerate(held) if record is None), count)
@@ -286,13 +228,13 @@ class KVTiers:
         if not count or (num_host >= count and not self._is_soon(request)):
             return False
         self._fetching[request.request_id] = request
-        self._leaders.update(dict.fromkeys(keys[:count], request.request_id))
+        self._leaders.update(dict.fromkeys(missing[:count], request.request_id))
         if num_host >= count:
             records = tuple([record for record in held[:count] if record is not None])
             return not self._take_fetched(FetchedBlocks(request, first, records, num_host=count))
         num_bytes = (count - num_host) * self._runner.block_bytes
         self._waiting_bytes += num_bytes
-        wanted = list(zip(keys, hashes[first:], held))[:count]
+        wanted = list(zip(keys, missing, held))[:count]
         self._reader.submit(self._read, request, first, wanted, num_bytes, put)
         return True
 
@@ -409,7 +351,8 @@ class KVTiers:
             copy.wait()
             is_whole = True
         finally:
-            self.departures.put(ArrivedBlocks(number, is_whole, time.monotonic() - begun))
+            seconds = time.monotonic() - begun if copy.seconds is None else copy.seconds
+            self.departures.put(ArrivedBlocks(number, is_whole, seconds))
 
     def _land(self, arrived: ArrivedBlocks) -> int:
         """Publish what has arrived, if it did; returns whose request it was for."""
@@ -440,21 +383,23 @@ class KVTiers:
         return self._host.put(key_of(self._format, record.hash), record)
 
     def _release(self, request_id: int) -> tuple[Request, ...]:
-        """A load is over: its request is to be scheduled, and so are those that waited for it, unless they wait for more."""
-        self._leaders = {key: leader for key, leader in self._leaders.items() if leader != request_id}
-        request = self._fetching.pop(request_id, None)
-        ready = [] if request is None else [request]
-        for follower in self._followers.pop(request_id, ()):
-            self._fetching.pop(follower.request_id, None)
-            if not self.fetch(follower, self.departures.put):
-                ready.append(follower)
-        return tuple(ready)
+        """A load is over: its request is to be scheduled, and so are those that waited for it. What tiers have beyond that is
+        brought when they are about to be admitted."""
+        self._leaders = {hash: leader for hash, leader in self._leaders.items() if leader != request_id}
+        waited = [self._fetching.pop(follower.request_id, None) for follower in self._followers.pop(request_id, ())]
+        ready = [self._fetching.pop(request_id, None), *waited]
+        return tuple([request for request in ready if request is not None])
+
+    def hashes_of(self, request: Request) -> list[bytes]:
+        """Of the blocks of its prompt, as found when it came; told once."""
+        return self._hashes.pop(request.request_id, [])
 
     def cancel(self, request_id: int) -> Request | None:
         """The load goes on for those that wait for it too."""
         for followers in self._followers.values():
             followers[:] = [one for one in followers if one.request_id != request_id]
         self._hits.pop(request_id, None)
+        self._hashes.pop(request_id, None)
         return self._fetching.pop(request_id, None)
 
     # Preempted sequences
@@ -513,81 +458,6 @@ class KVTiers:
         if self._write(InboundBlocks(sequence.request, holding, blocks, tuple(records), len(records), was_preempted)):
             self._held[self._num_arrivals] = [sequence]
             self._scheduler.roster.give_up(sequence)
-
-    # What operators do
-
-    def order(self, order: CacheOrder) -> None:
-        """Do what an operator wants; `answers` tells what came of it, some time later where a file is read or written."""
-        answer = CacheAnswer(order.order_id)
-        try:
-            now, sessions = self._scheduler.roster.now, self.sessions
-            if order.action == "export":
-                self._export(order)
-                return
-            if order.action == "import":
-                self._reader.submit(self._import, order, now)
-                return
-            if order.action == "pin":
-                sessions.pin(order.name, now + order.seconds)
-            elif order.action == "drop":
-                self._drop(sessions.drop(order.name))
-            answer = answer._replace(sessions=sessions.facts(self._places, now))
-        except PenstockError as error:
-            answer = answer._replace(error=str(error))
-        self._answers.append(answer)
-
-    def answers(self) -> tuple[CacheAnswer, ...]:
-        """Since the last call."""
-        told, self._answers = tuple(self._answers), []
-        return told
-
-    def _places(self, hash: bytes) -> tuple[bool, bool]:
-        key = key_of(self._format, hash)
-        return key in self._host, self._disk is not None and key in self._disk
-
-    def _export(self, order: CacheOrder) -> None:
-        session = self.sessions.find(order.name)
-        self.sessions.path(session.name)
-        match = self._pool.match(session.holding)
-        contents = self._runner.read_blocks(match.blocks) if match.blocks else []
-        size = self._pool.block_size
-        mine = [
-            KVRecord(hash, packed(session.tokens[place * size : (place + 1) * size]), kv)
-            for place, (hash, kv) in enumerate(zip(session.hashes, contents))
-        ]
-        rest = [(key_of(self._format, hash), hash) for hash in session.hashes[len(mine) :]]
-        held = [self._host.get(key) for key, _ in rest]
-        self._reader.submit(self._write_file, order.order_id, session, [*mine, *held], rest, len(mine))
-
-    def _write_file(
-        self,
-        order_id: int,
-        session: KeptSession,
-        held: list[KVRecord | None],
-        rest: list[tuple[bytes, bytes]],
-        num_mine: int,
-    ) -> None:
-        """On the reader's thread."""
-        answer = CacheAnswer(order_id)
-        try:
-            found = (
-                record or (None if self._disk is None else self._disk.get(*rest[place - num_mine]))
-                for place, record in enumerate(held)
-            )
-            answer = answer._replace(file=self.sessions.write(session, found))
-        except (OSError, PenstockError) as error:
-            answer = answer._replace(error=f"the session could not be written: {error}")
-        self.departures.put(OrderDone(answer))
-
-    def _import(self, order: CacheOrder, now: float) -> None:
-        """On the reader's thread: what is sound goes to the disk."""
-        try:
-            session, records = self.sessions.read(order.name, now)
-            if self._disk is not None:
-                self._disk.put([(key_of(self._format, record.hash), record) for record in records])
-            self.departures.put(OrderDone(CacheAnswer(order.order_id), session))
-        except PenstockError as error:
-            self.departures.put(OrderDone(CacheAnswer(order.order_id, str(error))))
 
     # What is told
 

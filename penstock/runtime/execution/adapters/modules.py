@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from penstock.errors import ConfigError, ModelFileError
 from penstock.runtime.execution.adapters.pinned import PinnedNumbers, PinnedPieces
 from penstock.runtime.execution.adapters.prepare import PreparedAdapter, like_of, pack, rounded_rank, scaled_parts
+from penstock.runtime.execution.device import rest_torch
 from penstock.runtime.execution.load.adapters import MAX_RANK, TABLES, Adapter, check_uncut
 from penstock.runtime.execution.load.low_rank import LowRank
 from penstock.runtime.layers.adapted.linear import LoraLinear
@@ -68,6 +69,7 @@ class ModuleBank:
         self._pinned = None if self._side is None else PinnedPieces(self._like.dtype)
         if self._pinned is not None:
             self._pinned.pin(PINNED_BYTES)
+            rest_torch()  # adapters are read by threads of our own
         outputs = sum(sum(linear.sizes) for linear in self._linears.values())
         self._numbers = torch.empty((num_slots, room), dtype=self._like.dtype, device=device)
         self.places = torch.zeros((num_slots + 1, len(self._linears), 4), dtype=torch.int32, device=device)

@@ -7,6 +7,7 @@ they are asked for, and those given back are used again.
 import threading
 import weakref
 from collections import deque
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 
 import torch
@@ -50,12 +51,11 @@ class PinnedPieces:
             while len(self._free) * PIECE_BYTES < num_bytes:
                 self._free.append((self._pinned(), []))
 
-    def hold(self, numbers: Tensor) -> PinnedNumbers:
+    def hold(self, numbers: Tensor, pool: Executor) -> PinnedNumbers:
         """A copy of some numbers."""
         parts = torch.split(numbers, PIECE_BYTES // self._dtype.itemsize)
         held = PinnedNumbers([self._take() for _ in parts], len(numbers))
-        for piece, part in zip(held.pieces, parts, strict=True):
-            piece[: len(part)].copy_(part)
+        list(pool.map(_fill, held.pieces, parts))
         weakref.finalize(held, self._free.extend, [(piece, held.copied) for piece in held.pieces])
         if len(self._free) * PIECE_BYTES < SPARE_BYTES and not self._pinning.locked():
             threading.Thread(target=self.pin, args=(SPARE_BYTES,), daemon=True).start()  # for the next that comes
@@ -72,3 +72,8 @@ class PinnedPieces:
 
     def _pinned(self) -> Tensor:
         return torch.empty(PIECE_BYTES // self._dtype.itemsize, dtype=self._dtype, pin_memory=torch.cuda.is_available())
+
+
+@torch.inference_mode()
+def _fill(piece: Tensor, part: Tensor) -> None:
+    piece[: len(part)].copy_(part)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from penstock.errors import ModelFileError
 from penstock.runtime.execution.adapters.pinned import PinnedNumbers, PinnedPieces
-from penstock.runtime.execution.load.adapters import TABLES, Adapter
+from penstock.runtime.execution.load.adapters import TABLES, Adapter, reading_threads
 from penstock.runtime.execution.load.low_rank import LowRank
 from penstock.runtime.layers.adapted.linear import LoraLinear
 from penstock.runtime.layers.adapted.table import LoraTable
@@ -72,6 +72,7 @@ def pack(
     has_factors = any(part is not None and part.scales is not None for parts in changed.values() for part in parts)
     factors = torch.ones(sum(sum(linear.sizes) for linear in linears.values())) if has_factors else None
     at = first = 0
+    laying: list[tuple[Sequence[LowRank | None], Sequence[int], Tensor, Tensor]] = []
     for number, (name, linear) in enumerate(linears.items()):
         outputs = sum(linear.sizes)
         if name in changed:
@@ -83,17 +84,20 @@ def pack(
             end = at + _num_numbers(parts, linear.sizes)
             at_b = end - rank * outputs
             places[number] = torch.tensor([rank, at, at_b, is_scaled])
-            _lay(parts, linear.sizes, numbers[at:at_b], numbers[at_b:end].view(outputs, rank))
+            laying.append((parts, linear.sizes, numbers[at:at_b], numbers[at_b:end].view(outputs, rank)))
             if factors is not None:
                 for part in parts:
                     if part is not None and part.scales is not None:
                         factors[first + part.first : first + part.rows.stop] = part.scales
             at = end
         first += outputs
+    with reading_threads() as pool:
+        list(pool.map(lambda told: _lay(*told), laying))
+        held = numbers if pinned is None else pinned.hold(numbers, pool)
     if pinned is not None:
         places, factors = places.pin_memory(), None if factors is None else factors.pin_memory()
     rest = replace(adapter, changes={name: parts for name, parts in adapter.changes.items() if name in TABLES})
-    return PreparedAdapter(rest, adapter.rank, numbers if pinned is None else pinned.hold(numbers), places, factors)
+    return PreparedAdapter(rest, adapter.rank, held, places, factors)
 
 
 def _scratch(count: int, dtype: torch.dtype) -> Tensor:
@@ -124,6 +128,7 @@ def _num_numbers(parts: Sequence[LowRank | None], sizes: Sequence[int]) -> int:
     return _rank(parts) * (len(sizes) * columns + sum(sizes))
 
 
+@torch.inference_mode()
 def _lay(parts: Sequence[LowRank | None], sizes: Sequence[int], a: Tensor, b: Tensor) -> None:
     """Zeros where there is no change, and beyond its rank."""
     rows, first = a.view(len(sizes), b.shape[1], -1), 0

@@ -61,19 +61,24 @@ class PinnedRows:
 class CudaCopy:
     """What is left to do of a copy; whoever waits for it does it."""
 
-    def __init__(self, finish: Callable[[], Sequence[bytes | memoryview]]) -> None:
+    def __init__(self, finish: "Callable[[CudaCopy], Sequence[bytes | memoryview]]") -> None:
         self._finish = finish
+        self.seconds: float | None = None
+        """What the transfer took by itself, once it is over."""
 
     @torch.inference_mode()
     def wait(self) -> Sequence[bytes | memoryview]:
-        return self._finish()
+        return self._finish(self)
 
 
 class BlockCopies:
+    """Transfers have streams apart from those that gather and scatter: the latter wait for steps, and no transfer for them."""
+
     def __init__(self, cache: KVCache, device: torch.device) -> None:
         self._cache = cache
         self._device = device
-        self._out, self._in = (torch.cuda.Stream(device) for _ in range(2))  # type: ignore[no-untyped-call]
+        streams = [torch.cuda.Stream(device) for _ in range(4)]  # type: ignore[no-untyped-call]
+        self._gather, self._out, self._in, self._scatter = streams
         self._rows: PinnedRows | None = None
 
     def pin(self, num_bytes: int) -> None:
@@ -85,16 +90,18 @@ class BlockCopies:
     @torch.inference_mode()
     def begin_read(self, blocks: Sequence[int], *, is_fenced: bool) -> CudaCopy:
         steps = torch.cuda.current_stream(self._device)
-        self._out.wait_stream(steps)
-        with torch.cuda.stream(self._out):
+        self._gather.wait_stream(steps)
+        with torch.cuda.stream(self._gather):
             staged = self._cache.gather(blocks)
-            gathered = self._out.record_event()
+            gathered = self._gather.record_event()
         if is_fenced:
             steps.wait_event(gathered)
-        return CudaCopy(lambda: self._finish_read(staged))
+        return CudaCopy(lambda copy: self._finish_read(staged, gathered))
 
-    def _finish_read(self, staged: torch.Tensor) -> Sequence[bytes | memoryview]:
+    def _finish_read(self, staged: torch.Tensor, gathered: torch.cuda.Event) -> Sequence[bytes | memoryview]:
+        """What was gathered is kept until it is over: nothing else takes its memory."""
         rows = [] if self._rows is None else self._rows.take(len(staged))
+        self._out.wait_event(gathered)
         with torch.cuda.stream(self._out):
             if self._rows is not None:
                 self._rows.fill(rows, staged)
@@ -106,18 +113,24 @@ class BlockCopies:
 
     def begin_write(self, blocks: Sequence[int], contents: Sequence[bytes | memoryview]) -> CudaCopy:
         launched = torch.cuda.current_stream(self._device).record_event()
-        return CudaCopy(lambda: self._finish_write(tuple(blocks), contents, launched))
+        return CudaCopy(lambda copy: self._finish_write(copy, tuple(blocks), contents, launched))
 
     def _finish_write(
-        self, blocks: Sequence[int], contents: Sequence[bytes | memoryview], launched: torch.cuda.Event
+        self, copy: CudaCopy, blocks: Sequence[int], contents: Sequence[bytes | memoryview], launched: torch.cuda.Event
     ) -> Sequence[bytes | memoryview]:
+        begun, copied = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         with torch.cuda.stream(self._in):
             staged = torch.empty((len(blocks), self._cache.block_bytes), dtype=torch.uint8, device=self._device)
+            begun.record(self._in)
             for place, content in enumerate(contents):
                 is_pinned = isinstance(content, memoryview)
                 row = torch.frombuffer(content if is_pinned else bytearray(content), dtype=torch.uint8)
                 staged[place].copy_(row, non_blocking=is_pinned)
-            self._in.wait_event(launched)
+            copied.record(self._in)
+        self._scatter.wait_event(copied)
+        self._scatter.wait_event(launched)
+        with torch.cuda.stream(self._scatter):
             self._cache.scatter(blocks, staged)
-            self._in.record_event().synchronize()
+            self._scatter.record_event().synchronize()
+        copy.seconds = begun.elapsed_time(copied) / 1e3
         return ()

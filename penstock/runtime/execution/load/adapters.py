@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from penstock.errors import ModelFileError
+from penstock.runtime.execution.load.copied import PLAIN, CopiedTensors
 from penstock.runtime.execution.load.low_rank import LowRank, fit, follow
 from penstock.runtime.formats.checkpoint import Checkpoint, RawTensor, quoted
 from penstock.runtime.formats.gguf import GgufFile
@@ -46,8 +47,6 @@ MAX_RANK = 512
 PERSON = b"penstock.lora"
 HASHED_BYTES = 4 << 20
 READING_THREADS = max(1, min(4, (os.cpu_count() or 1) // 2))
-PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-"""Numbers as torch knows them."""
 MAX_TENSORS = 200_000
 TABLES = ("embedding", "output")
 LORA_A, LORA_B, MAGNITUDE = "lora_A.weight", "lora_B.weight", "lora_magnitude_vector"
@@ -122,9 +121,10 @@ def read_adapter(path: Path, spec: ModelSpec, max_rank: int = MAX_RANK, shard: M
     try:
         modules = _modules(checkpoint)
         reading = AdapterReading(path, spec, settings, max_rank)
-        with ThreadPoolExecutor(READING_THREADS, thread_name_prefix="adapter") as pool:
+        with reading_threads() as pool:
             hashed = [pool.submit(_hashed, part) for part in _parts(files)]
-            for module in modules.values():  # threads of their own would wait for one another more than they gain
+            reading.copied = CopiedTensors([raw for module in modules.values() for raw in module.parts.values()], pool)
+            for module in modules.values():
                 reading.take(module)
             digest = blake2b(b"".join(part.result() for part in hashed), digest_size=16, person=PERSON).hexdigest()
         return reading.adapter(digest, shard)
@@ -132,6 +132,11 @@ def read_adapter(path: Path, spec: ModelSpec, max_rank: int = MAX_RANK, shard: M
         raise ModelFileError(f"the adapter {path} is refused: {error}") from error
     finally:
         checkpoint.close()
+
+
+def reading_threads() -> ThreadPoolExecutor:
+    """Threads for one adapter: somebody waits for it."""
+    return ThreadPoolExecutor(READING_THREADS, thread_name_prefix="adapter")
 
 
 def _open(path: Path, spec: ModelSpec) -> tuple[Checkpoint, AdapterSettings, tuple[Path, ...]]:
@@ -204,6 +209,7 @@ class AdapterReading:
         self._found: dict[str, LowRank] = {}
         """By the base's tensors."""
         self._whole: dict[str, Tensor] = {}
+        self.copied: CopiedTensors | None = None
 
     def adapter(self, digest: str, shard: ModelShard | None) -> Adapter:
         spec = self._spec if shard is None else shard.spec
@@ -235,7 +241,6 @@ class AdapterReading:
         return Adapter(digest, str(self._path), self._settings.base, changes, experts, tables)
 
     def take(self, module: Module) -> None:
-        """From any thread, several at once."""
         kinds = set(module.parts)
         leaf = self._names.find(module.name)
         if kinds == {"weight"}:
@@ -347,7 +352,11 @@ class AdapterReading:
                 f"its tensor {quoted(raw.name)} is {list(raw.shape)}; {num_dims} dimensions are expected"
             )
         plain = PLAIN.get(raw.dtype)
-        if plain is None:
+        if self.copied is not None and self.copied.is_whole:
+            values = self.copied.get(raw)
+            if self.copied.are_finite:
+                return values
+        elif plain is None:
             values = torch.from_numpy(dequantize(raw)).view(raw.shape)
         else:  # as the file has them, copied while other threads go on: somebody waits for it
             values = torch.from_numpy(np.array(raw.data)).view(plain).view(raw.shape)

@@ -6,6 +6,7 @@ mixtures, which decide rather than compute; and the experts, which have kernels 
 
 from torch import nn
 
+from penstock.runtime.layers.attention import Attention
 from penstock.runtime.layers.fp8 import Fp8Gated, Fp8Linear, Fp8Norm
 from penstock.runtime.layers.layer import StreamLayer
 from penstock.runtime.layers.linear import Linear
@@ -30,7 +31,7 @@ def quantize_fp8(model: nn.Module) -> None:
 
 def _quantize_norms(layer: StreamLayer) -> None:
     """Norms whose only reader is a matrix of 8-bit floats."""
-    if isinstance(layer.attention_norm, RMSNorm):
+    if isinstance(layer.attention_norm, RMSNorm) and isinstance(layer.attention, Attention):
         layer.register_module("attention_norm", Fp8Norm(layer.attention_norm))
     if isinstance(layer.mlp_norm, RMSNorm) and isinstance(layer.mlp, Fp8Gated | Ungated):
         layer.register_module("mlp_norm", Fp8Norm(layer.mlp_norm))

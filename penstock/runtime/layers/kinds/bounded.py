@@ -22,10 +22,10 @@ class BoundedAttention(Attention):
     def forward(self, x: Tensor, step: Step) -> Tensor:
         q, k, v = split_heads(self.qkv(x), self.spec, self._head_norms(), None)
         cache, states = step.caches[self.number], states_of(step)
-        return self._projected(bounded_attention(q, k, v, cache, step.layout, states, self.bound, self._angles(x)), x)
+        return self._projected(bounded_attention(q, k, v, cache, step.layout, states, self.bound, self._angles(q)), x)
 
-    def _angles(self, x: Tensor) -> Angles | None:
+    def _angles(self, q: Tensor) -> Angles | None:
         """As many as there are entries: places are counted among what is kept, so no text is too long for them."""
         if self._table is None and self.spec.rope is not None:
-            self._table = angle_table(self.spec.rope, self.bound.capacity, x.device)
+            self._table = angle_table(self.spec.rope, self.bound.capacity, q.device)
         return self._table

@@ -115,7 +115,7 @@ class Attempt:
     def on_head(self, status: int, headers: Headers) -> None:
         if self.is_left:
             return
-        self.replica.heard_s = now = self._clock.now()
+        self.replica.heard_s = self.replica.told_s = now = self._clock.now()
         if not self._is_answered:
             self._is_answered = True
             waited_s = now - self.sent_s
@@ -128,7 +128,7 @@ class Attempt:
 
     def on_part(self, data: bytes) -> None:
         if not self.is_left:
-            self.replica.heard_s = self._clock.now()
+            self.replica.heard_s = self.replica.told_s = self._clock.now()
             self._listener.on_part(data)
 
     def on_end(self) -> None:

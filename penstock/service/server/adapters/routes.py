@@ -81,7 +81,7 @@ async def scale_adapters(request: Request) -> Json:
 
 def _table(request: Request) -> tuple[AdapterTable, Front]:
     front: Front = request.app.state.front
-    if front.config.keys and not exchange_of(request.scope).is_admin:
+    if front.config.is_keyed and not exchange_of(request.scope).is_admin:
         raise ApiError(
             ErrorKind.PERMISSION, "adapters are an admin's to change; send an --admin-key", code="admin_only"
         )

@@ -97,6 +97,12 @@ class Call:
         return self._requests
 
     @property
+    def long_context(self) -> str:
+        """What the engine keeps of a text, where it forgets; empty where it keeps all."""
+        facts = self._client.facts
+        return "" if facts is None else facts.long_context
+
+    @property
     def is_over(self) -> bool:
         return not self._num_unended
 

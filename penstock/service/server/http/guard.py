@@ -18,7 +18,7 @@ from starlette.requests import ClientDisconnect
 from penstock.config import ServerConfig
 from penstock.errors import PenstockError
 from penstock.service import marks
-from penstock.service.edge.access import HEALTH_PATHS, ROUTER, Access, ApiKeys, key_of
+from penstock.service.edge.access import HEALTH_PATHS, ROUTER, Access, ApiKeys
 from penstock.service.edge.frames import SOCKET_PATHS
 from penstock.service.edge.headers import HeaderTally
 from penstock.service.edge.refusal import Refusal
@@ -58,7 +58,7 @@ class Guard:
         self.state = State()
         """What handlers find as `request.app.state`."""
         self._app = app
-        self._access = Access(config, ApiKeys(config.api_key, config.admin_key, config.router_key or ""))
+        self.access = Access(config, ApiKeys(config.api_key, config.admin_key, config.router_key or ""))
         self._dialect_of = dialect_of
         self._on_response = on_response
         self._on_end = on_end
@@ -79,7 +79,7 @@ class Guard:
         scope["app"] = self
         dialect = self._dialect_of(scope["path"], b"anthropic-version" in headers)
         exchange = scope[KEY] = ServerExchange(request_id, start_s, dialect)
-        extra = self._access.cors(headers)
+        extra = self.access.cors(headers)
         if scope.get("http_version") == "1.0":
             send = WholeBody(send)
         status = 0
@@ -123,12 +123,12 @@ class Guard:
 
     def _lane(self, headers: dict[bytes, bytes]) -> str:
         """Whose turn a request takes: its tenant's, before anything of it is checked. Strangers share one."""
-        tenant = self._access.keys.tenant_of(key_of(headers)) or ""
+        tenant = self.access.holder(headers) or ""
         return self._stamped(tenant, read_stamp(headers.get(marks.RELAY_HEADER, b"")))
 
     def _stamped(self, tenant: str, stamp: RelayStamp | None) -> str:
         """For whom a router asks, where its stamp is believed."""
-        is_believed = stamp is not None and stamp.tenant and (tenant == ROUTER or not self._access.keys)
+        is_believed = stamp is not None and stamp.tenant and (tenant == ROUTER or self.access.is_open)
         return f"{tenant}/{stamp.tenant}" if stamp is not None and is_believed else tenant
 
     async def _talk(self, scope: Scope, receive: Any, send: Any) -> None:
@@ -151,10 +151,10 @@ class Guard:
         tally.check(scope["http_version"])
         headers, method, path = tally.values, scope["method"], scope["path"]
         exchange = exchange_of(scope)
-        self._access.check(method, headers)
-        tenant = self._access.tenant(method, path, headers)
+        self.access.check(method, headers)
+        tenant = self.access.tenant(method, path, headers)
         stamp = read_stamp(headers.get(marks.RELAY_HEADER, b""))
-        if tenant == ROUTER or not self._access.keys:
+        if tenant == ROUTER or self.access.is_open:
             exchange.stamp = stamp
         exchange.tenant = tenant = self._stamped(tenant, stamp)
         TENANT.set(tenant)

@@ -32,7 +32,7 @@ async def health(request: Request) -> Json:
     front: Front = request.app.state.front
     is_well = front.is_alive and not front.is_draining
     status: dict[str, Any] = {"status": "ok" if is_well else "unavailable"}
-    if front.pool is not None and not front.config.keys:
+    if front.pool is not None and not front.config.is_keyed:
         status["models"] = {one.name: one.state.value for one in front.pool.residents}
     return Json(status, 200 if is_well else 503)
 

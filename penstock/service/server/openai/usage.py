@@ -30,6 +30,8 @@ def usage_value(call: Call, timings: dict[str, float] | None) -> dict[str, Any]:
     ]
     if any(tiers):
         value["prompt_tokens_details"]["cached_tokens_by_tier"] = dict(zip(("host", "disk"), tiers))
+    if call.long_context:
+        value["prompt_tokens_details"]["long_context"] = call.long_context
     if timings is None:
         return value
     drafts = {"draft_tokens": usage.num_draft, "accepted_draft_tokens": usage.num_accepted_draft}

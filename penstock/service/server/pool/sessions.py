@@ -42,7 +42,7 @@ async def _order(front: Front, action: str, name: str = "", seconds: float = 0.0
 
 def _front(request: Request) -> Front:
     front: Front = request.app.state.front
-    if front.config.keys and not exchange_of(request.scope).is_admin:
+    if front.config.is_keyed and not exchange_of(request.scope).is_admin:
         raise ApiError(
             ErrorKind.PERMISSION,
             "sessions of all tenants are an admin's to see; send an --admin-key",

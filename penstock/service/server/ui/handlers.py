@@ -74,7 +74,7 @@ def _model(request: Request) -> ServedModel:
 
 def sees_all(request: Request) -> bool:
     """Where there are no keys everybody may look; else those with an admin key."""
-    return not _front(request).config.keys or exchange_of(request.scope).is_admin
+    return not _front(request).config.is_keyed or exchange_of(request.scope).is_admin
 
 
 def _tenant(request: Request) -> str | None:
@@ -114,7 +114,7 @@ async def about(request: Request) -> Json:
             "devices": list(HARDWARE),
             "bench_targets": front.config.bench_target,
             "is_admin": sees_all(request),
-            "has_keys": bool(front.config.keys),
+            "has_keys": front.config.is_keyed,
         }
     )
 

@@ -163,7 +163,7 @@ async def _start() -> asyncio.subprocess.Process:
         stdout=pipe,
         stderr=asyncio.subprocess.DEVNULL,
         limit=MAX_LINE_BYTES,
-        process_group=0,
+        preexec_fn=os.setpgrp,  # uvloop knows no process_group
     )
 
 

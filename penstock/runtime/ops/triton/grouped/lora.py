@@ -43,7 +43,7 @@ class LoraCut(NamedTuple):
 
     block: int = 256
     """Inputs a program reads at a time."""
-    splits: int = 8
+    splits: int = 4
     """Most programs that share a tile's inputs: with few tokens there are few tiles, and one program would take long."""
     shrink_warps: int = 4
     stages: int = 2
@@ -52,12 +52,10 @@ class LoraCut(NamedTuple):
     expand_warps: int = 4
     gated_rows: int = 128
     gated_warps: int = 4
-    is_early: bool = True
-    """Expanding begins while shrinking goes on."""
     is_aside: bool = True
     """Shrinking goes on beside the product, on a stream of its own."""
-    is_first: bool = False
-    """It is launched before the product then."""
+    is_summed: bool = True
+    """What is shrunk beside the product is added up there: by the last program of a tile, in their order."""
 
 
 CUT = LoraCut()
@@ -68,7 +66,7 @@ PLACES_RUN = 256
 @entry
 @triton.jit(do_not_specialize=["num_tiles", "num_places"])
 def _describe(
-    order, found, places, tokens, slots, told, num_tiles, num_places,
+    order, found, places, tokens, slots, told, counts, num_tiles, num_places,
     TILE: tl.constexpr, RUN: tl.constexpr, CHAINS: tl.constexpr,
 ):  # fmt: skip
     """A tile's tokens, its adapter, and where that has its matrices, of every product."""
@@ -80,6 +78,7 @@ def _describe(
     lanes = start + tl.arange(0, TILE)
     tl.store(tokens + tile * TILE + tl.arange(0, TILE), tl.load(order + lanes, mask=lanes < end, other=-1))
     tl.store(slots + tile, slot)
+    tl.store(counts + tile, 0)
     num_there = tl.where(slot > 0, num_places, 0)
     for begin in range(0, num_places, RUN):
         numbers = begin + tl.arange(0, RUN)
@@ -95,23 +94,44 @@ def describe_tiles(slots: Tensor, places: Tensor) -> TokenTiles:
     tokens = torch.empty((num_tiles, tile), dtype=torch.int32, device=device)
     owners = torch.empty(num_tiles, dtype=torch.int32, device=device)
     told = torch.empty((num_tiles, *places.shape[1:]), dtype=torch.int32, device=device)
+    counts = torch.empty_like(owners)
     _describe[(num_tiles,)](
-        order, found, places, tokens, owners, told, num_tiles, places[0].numel(), tile, PLACES_RUN, **chained(),
+        order, found, places, tokens, owners, told, counts, num_tiles, places[0].numel(), tile, PLACES_RUN, **chained(),
     )  # fmt: skip
-    return TokenTiles(tokens, owners, told)
+    return TokenTiles(tokens, owners, told, counts)
+
+
+@triton.jit
+def _add_up(
+    out, sums, counts, tile, rank, part, num_tiles,
+    PARTS: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr, SPLITS: tl.constexpr, RANKS: tl.constexpr,
+    PAD: tl.constexpr,
+):  # fmt: skip
+    """The last of a tile's programs adds up what they have left, in their order."""
+    size: tl.constexpr = PARTS * WIDTH * TILE
+    if tl.atomic_add(counts + tile, 1, sem="acq_rel") == SPLITS - 1:
+        tl.store(counts + tile, 0)
+        for above in tl.range(0, rank, RANKS, num_stages=1):
+            ranks = above + tl.arange(0, PAD) % RANKS
+            there = ((part < PARTS) & (ranks < rank))[:, None]
+            at = tile.to(tl.int64) * size + (part * WIDTH + ranks)[:, None] * TILE + tl.arange(0, TILE)[None, :]
+            total = tl.load(out + at, mask=there, other=0.0, cache_modifier=".cg")
+            for split in tl.static_range(1, SPLITS):
+                more = out + split * num_tiles.to(tl.int64) * size + at
+                total += tl.load(more, mask=there, other=0.0, cache_modifier=".cg")
+            tl.store(sums + at, total.to(sums.dtype.element_ty), mask=there)
 
 
 @entry
 @triton.jit(do_not_specialize=["num_tiles"])
 def _shrink(
-    x, tokens, slots, told, numbers, out, num_tiles, room, stride,
+    x, tokens, slots, told, counts, numbers, out, sums, num_tiles, room, stride,
     COLUMNS: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr, PAD: tl.constexpr, SPLITS: tl.constexpr,
-    TILE: tl.constexpr, BLOCK: tl.constexpr, RANKS: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr,
+    TILE: tl.constexpr, BLOCK: tl.constexpr, RANKS: tl.constexpr, STAGES: tl.constexpr, SUMMED: tl.constexpr,
     CHAINS: tl.constexpr,
 ):  # fmt: skip
     """WIDTH is the room for a part's ranks, RANKS how many are computed together, PAD those of all parts."""
-    if EARLY:
-        release_next(CHAINS)
+    release_next(CHAINS)
     split = tl.program_id(0)
     tile = tl.program_id(1)
     lanes = tl.arange(0, TILE)
@@ -138,6 +158,9 @@ def _shrink(
             total = tl.dot(weights, read.to(weights.dtype), total, input_precision="ieee")
         await_others(CHAINS)
         tl.store(target + (part * WIDTH + ranks)[:, None] * TILE, total, mask=there)
+    if SUMMED:
+        tl.debug_barrier()  # what all of the program has stored comes before it is counted
+        _add_up(out, sums, counts, tile, rank, part, num_tiles, PARTS, WIDTH, TILE, SPLITS, RANKS, PAD)
     await_others(CHAINS)
 
 
@@ -269,30 +292,42 @@ def shrunk_beside(
 ) -> tuple[Tensor, Tensor, dict[str, bool]]:
     """The product, what shrinking leaves, and what the next launch is told: it follows both, or is in the chain."""
     shape = num_splits(x.shape[1]), len(tiles.slots), num_parts * bank.most_rank * tiles.tokens.shape[1]
-    if not CUT.is_aside or not x.is_cuda or tiles.tokens.shape[1] == WIDE_TILE:
+    shrunk = torch.empty(shape, device=x.device)
+    if not CUT.is_aside or tiles.tokens.shape[1] == WIDE_TILE:
         y, how = product(), chained()
-        return y, shrink(x, tiles, bank, num_parts, torch.empty(shape, device=x.device), how), how
-    shrunk, how = torch.empty(shape, device=x.device), {"CHAINS": False}  # of the stream that goes on with it
+        return y, shrink(x, tiles, bank, num_parts, shrunk, how), how
+    sums = torch.empty((1, *shape[1:]), dtype=bank.numbers.dtype, device=x.device) if CUT.is_summed else None
+    told = x, tiles, bank, num_parts, shrunk, {"CHAINS": False}, sums
+    if not x.is_cuda:  # an interpreter's
+        return product(), shrink(*told), {"CHAINS": False}
     current, side = torch.cuda.current_stream(x.device), side_of(x.device)
     side.wait_stream(current)
-    made = None if CUT.is_first else product()
+    y = product()  # first: it leaves processors idle, and shrinking leaves it few
     with torch.cuda.stream(side):
-        shrink(x, tiles, bank, num_parts, shrunk, how)
-    y = product() if made is None else made
+        made = shrink(*told)
     current.wait_stream(side)
-    return y, shrunk, how
+    return y, made, {"CHAINS": False}
 
 
-def shrink(x: Tensor, tiles: TokenTiles, bank: LoraBank, num_parts: int, out: Tensor, how: dict[str, bool]) -> Tensor:
+def shrink(
+    x: Tensor,
+    tiles: TokenTiles,
+    bank: LoraBank,
+    num_parts: int,
+    out: Tensor,
+    how: dict[str, bool],
+    sums: Tensor | None = None,
+) -> Tensor:
     told, tile = tiles.places[:, bank.number], tiles.tokens.shape[1]
     splits, num_tiles, _ = out.shape
     block = CUT.block if tile < WIDE_TILE else CUT.block // 4
     _shrink[splits, num_tiles](
-        x, tiles.tokens, tiles.slots, told, bank.numbers, out, num_tiles, bank.numbers.stride(0), told.stride(0),
+        x, *tiles[:2], told, tiles.counts, bank.numbers, out, out if sums is None else sums, num_tiles,
+        bank.numbers.stride(0), told.stride(0),
         x.shape[1], bank.most_rank, num_parts, RANK_STEP * triton.next_power_of_2(num_parts), splits, tile,
-        block, RANK_STEP, CUT.stages, CUT.is_early, **how, num_warps=CUT.shrink_warps,
+        block, RANK_STEP, CUT.stages, sums is not None, **how, num_warps=CUT.shrink_warps,
     )  # fmt: skip
-    return out
+    return out if sums is None else sums
 
 
 def _fits(

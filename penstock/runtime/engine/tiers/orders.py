@@ -1,0 +1,118 @@
+"""What operators do to sessions: list, pin, drop, give out as a file and take in again."""
+
+from collections.abc import Callable, Iterable
+from concurrent.futures import Executor
+
+from penstock.errors import PenstockError
+from penstock.runtime.core.blocks import BlockPool
+from penstock.runtime.core.prefix import packed
+from penstock.runtime.core.runner import BlockRunner
+from penstock.runtime.engine.tiers.disk import DiskTier
+from penstock.runtime.engine.tiers.host import HostTier
+from penstock.runtime.engine.tiers.news import OrderDone
+from penstock.runtime.engine.tiers.record import KVRecord, key_of
+from penstock.runtime.engine.tiers.sessions import CacheAnswer, CacheOrder, KeptSession, SessionBook
+
+
+class CacheOrders:
+    """Belongs to the engine's thread; `reader` reads and writes files."""
+
+    def __init__(
+        self,
+        sessions: SessionBook,
+        pool: BlockPool,
+        runner: BlockRunner,
+        reader: Executor,
+        format: bytes,
+        host: HostTier,
+        disk: DiskTier | None,
+        drop: Callable[[Iterable[bytes]], None],
+    ) -> None:
+        self._sessions = sessions
+        self._pool = pool
+        self._runner = runner
+        self._reader = reader
+        self._format = format
+        self._host, self._disk = host, disk
+        self._drop = drop
+        self.put: Callable[[OrderDone], object] = self.take
+        """Brings news of files to the engine's thread."""
+        self._answers: list[CacheAnswer] = []
+
+    def do(self, order: CacheOrder, now: float) -> None:
+        """`answers` tells what came of it, some time later where a file is read or written."""
+        answer = CacheAnswer(order.order_id)
+        try:
+            sessions = self._sessions
+            if order.action == "export":
+                self._export(order)
+                return
+            if order.action == "import":
+                self._reader.submit(self._import, order, now)
+                return
+            if order.action == "pin":
+                sessions.pin(order.name, now + order.seconds)
+            elif order.action == "drop":
+                self._drop(sessions.drop(order.name))
+            answer = answer._replace(sessions=sessions.facts(self._places, now))
+        except PenstockError as error:
+            answer = answer._replace(error=str(error))
+        self._answers.append(answer)
+
+    def take(self, done: OrderDone) -> None:
+        if done.session is not None:
+            self._sessions.keep(done.session)
+        self._answers.append(done.answer)
+
+    def answers(self) -> tuple[CacheAnswer, ...]:
+        """Since the last call."""
+        told, self._answers = tuple(self._answers), []
+        return told
+
+    def _places(self, hash: bytes) -> tuple[bool, bool]:
+        key = key_of(self._format, hash)
+        return key in self._host, self._disk is not None and key in self._disk
+
+    def _export(self, order: CacheOrder) -> None:
+        session = self._sessions.find(order.name)
+        self._sessions.path(session.name)
+        match = self._pool.match(session.holding)
+        contents = self._runner.read_blocks(match.blocks) if match.blocks else []
+        size = self._pool.block_size
+        mine = [
+            KVRecord(hash, packed(session.tokens[place * size : (place + 1) * size]), kv)
+            for place, (hash, kv) in enumerate(zip(session.hashes, contents))
+        ]
+        rest = [(key_of(self._format, hash), hash) for hash in session.hashes[len(mine) :]]
+        held = [self._host.get(key) for key, _ in rest]
+        self._reader.submit(self._write_file, order.order_id, session, [*mine, *held], rest, len(mine))
+
+    def _write_file(
+        self,
+        order_id: int,
+        session: KeptSession,
+        held: list[KVRecord | None],
+        rest: list[tuple[bytes, bytes]],
+        num_mine: int,
+    ) -> None:
+        """On the reader's thread."""
+        answer = CacheAnswer(order_id)
+        try:
+            found = (
+                record or (None if self._disk is None else self._disk.get(*rest[place - num_mine]))
+                for place, record in enumerate(held)
+            )
+            answer = answer._replace(file=self._sessions.write(session, found))
+        except (OSError, PenstockError) as error:
+            answer = answer._replace(error=f"the session could not be written: {error}")
+        self.put(OrderDone(answer))
+
+    def _import(self, order: CacheOrder, now: float) -> None:
+        """On the reader's thread: what is sound goes to the disk."""
+        try:
+            session, records = self._sessions.read(order.name, now)
+            if self._disk is not None:
+                self._disk.put([(key_of(self._format, record.hash), record) for record in records])
+            self.put(OrderDone(CacheAnswer(order.order_id), session))
+        except PenstockError as error:
+            self.put(OrderDone(CacheAnswer(order.order_id, str(error))))
