@@ -21,8 +21,8 @@ from benchmarks.edge.attacks import commit_of
 from benchmarks.edge.served import KEYS, Served, serving
 
 ROOT = Path(__file__).parents[2]
-BODY = {"prompt": "Once upon a time", "max_tokens": 160, "temperature": 0, "ignore_eos": True, "stream": True}
-STOP_AT = 20
+BODY = {"prompt": "Once upon a time", "max_tokens": 800, "temperature": 0, "ignore_eos": True, "stream": True}
+STOP_AT = 10
 """Parts of the answer that come before its engine is stopped."""
 
 
