@@ -68,9 +68,10 @@ class LocalReplicas:
                 await asyncio.sleep(pause_s)
 
     async def _live(self, name: str) -> int:
-        """One process, from its start to its end."""
+        """One process, from its start to its end, which is ours too at the latest: then its input ends."""
+        pipe = asyncio.subprocess.PIPE
         process = await asyncio.create_subprocess_exec(
-            *self._commands[name], stdout=asyncio.subprocess.PIPE, env=self._environment
+            *self._commands[name], stdin=pipe, stdout=pipe, env=self._environment
         )
         self._processes[name] = process
         try:

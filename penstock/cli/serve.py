@@ -217,7 +217,7 @@ def run_replicas(config: Config) -> int:
             own = replace(own, data_dir=folder)
         fair = replace(config, replicas=1, tuned=False, server=own, scheduler=config.engine.scheduler)
         words = arguments_of(fair)
-        commands.append((sys.executable, "-m", "penstock", "serve", *words))
+        commands.append((sys.executable, "-m", "penstock.service.cluster.server_process", "serve", *words))
     listen = ListenConfig(
         outer.host,
         outer.port,

@@ -1,5 +1,6 @@
-"""Replicas of one machine: a rolling restart under load loses nothing and refuses nobody."""
+"""Replicas of one machine: a rolling restart under load loses nothing and refuses nobody; none outlives its router."""
 
+import contextlib
 import json
 import os
 import signal
@@ -11,6 +12,7 @@ import time
 import httpx
 import pytest
 
+from tests.machine import PATIENCE_S
 from tests.server.serving import ROOT, chat_text, user
 
 
@@ -63,3 +65,20 @@ def test_a_rolling_restart_under_load_loses_nothing(tmp_path):
         process.wait()
         process.stdout.close()
         log.close()
+
+
+def test_replicas_end_with_a_router_that_is_killed():
+    command = [sys.executable, "-m", "penstock", "serve", "oracle:", "--replicas", "2", "--port", "0"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, cwd=ROOT, stdout=pipe, stderr=pipe, text=True, start_new_session=True) as process:
+        try:
+            num_ready = 0
+            while num_ready < 2:
+                line = process.stderr.readline()
+                assert line, "it ended"
+                num_ready += "is ready" in line
+            process.kill()
+            process.communicate(timeout=PATIENCE_S)  # their errors go where its own do, until the last has ended
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)

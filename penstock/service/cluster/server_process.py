@@ -1,4 +1,4 @@
-"""A replica's `penstock serve`, or `penstock rank`. Not for people.
+"""A replica's `penstock serve`, on a cluster's machine or beside its router, or `penstock rank`. Not for people.
 
 Run as `python -m penstock.service.cluster.server_process serve FLAGS`. It ends when its input does.
 """
