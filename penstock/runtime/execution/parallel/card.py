@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-BUFFER_BYTES = 4 << 20
-"""Of one rank; longer arrays are exchanged in pieces."""
+from penstock.runtime.execution.parallel.shared import BUFFER_BYTES, sum_in_pieces
+
 WORD = torch.int16
 """Every type of number is made of these."""
 WORD_BYTES = 2
@@ -36,14 +36,7 @@ class CardPeers:
         self._exchanges = torch.zeros(1, dtype=torch.int64, device=device)
 
     def all_reduce(self, x: Tensor) -> None:
-        flat = x.view(-1) if x.is_contiguous() else x.reshape(-1)
-        for piece in flat.split(BUFFER_BYTES // x.element_size()):  # type: ignore[no-untyped-call]
-            parts = self._exchanged(piece)
-            torch.add(parts[0], parts[1], out=piece)
-            for part in parts[2:]:
-                piece += part
-        if not x.is_contiguous():
-            x.copy_(flat.view(x.shape))
+        sum_in_pieces(x, BUFFER_BYTES, self._exchanged)
 
     def all_gather(self, x: Tensor) -> Tensor:
         pieces = x.reshape(-1).split(BUFFER_BYTES // x.element_size())  # type: ignore[no-untyped-call]

@@ -10,6 +10,7 @@ A rank that dies closes its sockets; one that hangs is given up after `timeout_s
 
 import mmap
 import socket
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -40,15 +41,7 @@ class SharedPeers:
         path.unlink(missing_ok=True)
 
     def all_reduce(self, x: Tensor) -> None:
-        flat = x.view(-1) if x.is_contiguous() else x.reshape(-1)
-        most = BUFFER_BYTES // x.element_size()
-        for piece in flat.split(most):  # type: ignore[no-untyped-call]
-            parts = self._exchanged(piece)
-            torch.add(parts[0], parts[1], out=piece)
-            for part in parts[2:]:
-                piece += part
-        if not x.is_contiguous():
-            x.copy_(flat.view(x.shape))
+        sum_in_pieces(x, BUFFER_BYTES, self._exchanged)
 
     def all_gather(self, x: Tensor) -> Tensor:
         everybody = x.new_empty((self.count, x.numel()))
@@ -110,3 +103,15 @@ def _mesh(folder: Path, store: Store, index: int, count: int, timeout_s: float) 
             found[int.from_bytes(peer.recv(4))] = peer
     path.unlink()
     return [found[other] for other in sorted(found)]
+
+
+def sum_in_pieces(x: Tensor, piece_bytes: int, exchanged: Callable[[Tensor], list[Tensor] | Tensor]) -> None:
+    """In place, and in the order of ranks, so that all have the same to the bit. `exchanged` gives what each brought."""
+    flat = x.view(-1) if x.is_contiguous() else x.reshape(-1)
+    for piece in flat.split(piece_bytes // x.element_size()):  # type: ignore[no-untyped-call]
+        parts = exchanged(piece)
+        torch.add(parts[0], parts[1], out=piece)
+        for part in parts[2:]:
+            piece += part
+    if not x.is_contiguous():
+        x.copy_(flat.view(x.shape))
