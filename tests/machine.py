@@ -1,6 +1,8 @@
 """What tests may expect of the machine they run on."""
 
+import itertools
 import os
+import socket
 import time
 from collections.abc import Callable
 
@@ -11,6 +13,23 @@ NUM_CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") els
 """Of this worker alone, where the system can tell."""
 NUM_THREADS = min(NUM_CORES, 2)
 """Threads of a native library, which wait for one another by spinning: no more than this worker has cores."""
+
+
+_PORTS = itertools.count(os.getpid() * 31)
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A port for a process that is to be told one. It lies below those that the system gives to connections by itself, so that
+    none of them takes it before that process does."""
+    for number in _PORTS:
+        port = 20_000 + number % 10_000
+        with socket.socket() as probe:
+            try:
+                probe.bind((host, port))
+            except OSError:
+                continue
+            return port
+    raise AssertionError
 
 
 def wait_until(is_so: Callable[[], bool], timeout_s: float = PATIENCE_S) -> None:

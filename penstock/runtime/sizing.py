@@ -1,7 +1,7 @@
 """What was found at start: how much of the model and its cache fits. The engine and the simulator both size here."""
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 from penstock.amounts import format_bytes
 from penstock.config import EngineConfig, bytes_of
@@ -13,12 +13,14 @@ from penstock.runtime.core.order import ORDERS, Lanes
 from penstock.runtime.core.scheduler import Scheduler
 from penstock.runtime.models.spec import ModelSpec
 
+S = TypeVar("S", bound=Scheduler)
 GIB = 2**30
 MAX_BATCH_TOKENS = 2048
 """Most tokens of a step where nothing is asked and nothing is known of the device: enough to keep any busy."""
 MIN_BATCH_TOKENS = 128
 SERVED_STEP_S, OFFLINE_STEP_S, CPU_STEP_S = 0.12, 0.25, 1.0
 SHARED_CPU_STEP_S, MIN_SHARED_TOKENS = 0.04, 32
+MIN_TARGET_TOKENS = 16
 SHARED_PART = 4
 """Steps that several tenants share have a fourth of the tokens of others, but a place for everybody who generates."""
 """How long a step may take, unless asked: on a GPU with somebody reading along and with nobody, and on a CPU."""
@@ -201,6 +203,9 @@ def step_size(config: EngineConfig, device: str) -> StepSize | None:
     most = asked or MOST_STEP_TOKENS["cpu" if is_cpu else "gpu"]
     if target_ms is None and asked is not None:
         least = asked
+    is_target = is_cpu and target_ms is not None
+    if is_target:
+        least = MIN_TARGET_TOKENS
     # Sizes change where steps take more than double, so half of a target is what they aim at.
     step_s = CPU_STEP_S if target_ms is None else target_ms / 2000
     shared = None
@@ -208,12 +213,22 @@ def step_size(config: EngineConfig, device: str) -> StepSize | None:
         shared_s = min(step_s, SHARED_CPU_STEP_S)
         shared = StepSize(step_s=shared_s, least=MIN_SHARED_TOKENS, most=max(least, most), counts_decodes=True)
     return StepSize(
-        step_s=step_s, least=min(least, most), most=max(least, most), is_bounded_by_start=not is_cpu, shared=shared
+        step_s=step_s,
+        least=min(least, most),
+        most=max(least, most),
+        is_bounded_by_start=not is_cpu,
+        is_target=is_target,
+        shared=shared,
     )
 
 
 def make_scheduler(config: EngineConfig, sizing: Sizing) -> Scheduler:
     """The scheduler both clocks drive."""
+    return scheduler_of(Scheduler, config, sizing)
+
+
+def scheduler_of(kind: type[S], config: EngineConfig, sizing: Sizing) -> S:
+    """The same of another kind: the simulator has one of its own."""
     asked = config.scheduler
     limits = Limits(
         num_blocks=sizing.num_blocks,
@@ -231,7 +246,7 @@ def make_scheduler(config: EngineConfig, sizing: Sizing) -> Scheduler:
     limits = limits._replace(shared_tokens=max(most // SHARED_PART, min(asked.max_sequences, most)))
     batching = {"continuous": CONTINUOUS, "static": STATIC, "dynamic": dynamic(asked.gather_s)}[asked.batching]
     order = ORDERS["first-come" if asked.order == "auto" else asked.order]()
-    return Scheduler(limits, Lanes(order), batching, MixedSteps() if sizing.is_mixed else None)
+    return kind(limits, Lanes(order), batching, MixedSteps() if sizing.is_mixed else None)
 
 
 def _does_not_fit(config: EngineConfig, memory: Memory, block_bytes: int, num_fitting: int) -> str:

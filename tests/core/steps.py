@@ -38,8 +38,8 @@ def planned(scheduler: Scheduler, batch: Batch | None) -> dict[int, Chunk]:
     return {one.request.request_id: chunk for one, chunk in zip(flight, batch.chunks, strict=True)}
 
 
-def make_scheduler(order: str = "first-come", **limits: Any) -> Scheduler:
-    return Scheduler(LIMITS._replace(**limits), ORDERS[order]())
+def make_scheduler(order: str = "first-come", kind: type[Scheduler] = Scheduler, **limits: Any) -> Scheduler:
+    return kind(LIMITS._replace(**limits), ORDERS[order]())
 
 
 def add(

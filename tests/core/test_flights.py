@@ -31,16 +31,3 @@ def test_whoever_left_is_not_live_though_it_came_back():
     assert flights.live(batch) == (1,)
     one.enter(0, 0, epoch=3)
     assert flights.live(batch) == (1,)
-
-
-def test_a_split_flight_lands_in_parts_and_copies_once():
-    flights = Flights()
-    sequences = [make_sequence() for _ in range(3)]
-    batch = make_batch(flights, sequences, last_epoch=5, copies=((1, 2),))
-    parts = flights.split(batch)
-    assert [part.chunks for part in parts] == [(chunk,) for chunk in batch.chunks]
-    assert [part.copies for part in parts] == [((1, 2),), (), ()]
-    assert [part.step for part in parts] == [2, 3, 4]
-    for part, sequence in zip(reversed(parts), reversed(sequences), strict=True):
-        assert flights.land(part.step) == ([sequence], 5)
-    assert not flights

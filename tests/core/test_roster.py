@@ -1,6 +1,4 @@
-"""Coming and going: nobody is in two places, and whoever was away stands again where it stood."""
-
-from itertools import permutations
+"""Coming and going: nobody is in two places."""
 
 import pytest
 
@@ -23,60 +21,6 @@ def let_in(roster, count):
         roster.wait(sequence)
         roster.enter(sequence, 0)
     return sequences
-
-
-def begin_fast_forward(roster, sequence):
-    sequence.fast_forward_steps = sequence.num_verifying = 3
-    roster.begin_fast_forward(sequence)
-
-
-def bring_back(roster, sequence):
-    sequence.num_verifying = 0
-    roster.end_fast_forward(sequence)
-
-
-@pytest.mark.parametrize("returning", list(permutations(range(3))))
-def test_those_who_come_back_stand_in_the_order_of_admission(returning):
-    roster = make_roster()
-    sequences = let_in(roster, 3)
-    for sequence in sequences:
-        begin_fast_forward(roster, sequence)
-        roster.check()
-    sequences += let_in(roster, 1)
-    assert roster.in_order() == sequences[3:]
-    for count, number in enumerate(returning, 1):
-        bring_back(roster, sequences[number])
-        roster.check()
-        here = [sequences[one] for one in sorted(returning[:count])]
-        assert roster.in_order() == [*here, sequences[3]]
-        assert list(roster.present) == roster.in_order()
-
-
-def test_one_that_was_not_away_does_not_come_back():
-    roster = make_roster()
-    sequences = let_in(roster, 3)
-    roster.end_fast_forward(sequences[0])
-    assert list(roster.present) == roster.in_order() == sequences
-
-
-def test_who_leaves_while_away_is_gone():
-    roster = make_roster()
-    one, two = let_in(roster, 2)
-    begin_fast_forward(roster, one)
-    roster.preempt(one)
-    roster.check()
-    assert roster.in_order() == list(roster.running) == [two]
-    roster.enter(one, 0)
-    assert roster.in_order() == [two, one]
-    roster.check()
-
-
-def test_somebody_neither_present_nor_away_is_noticed():
-    roster = make_roster()
-    one, _ = let_in(roster, 2)
-    roster.begin_fast_forward(one)
-    with pytest.raises(RuntimeError, match="fast-forward"):
-        roster.check()
 
 
 def test_a_prompt_that_is_behind_and_not_counted_is_noticed():

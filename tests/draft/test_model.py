@@ -100,5 +100,5 @@ def test_answers_are_the_same_and_come_in_fewer_steps() -> None:
         for request in requests:
             engine.submit(request)
         assert_right(requests, drain(engine), limits)
-        assert engine.proposals is not None
-        assert engine.proposals.num_accepted > 0
+        assert engine.proposer.proposals is not None
+        assert engine.proposer.proposals.num_accepted > 0

@@ -9,8 +9,8 @@ from penstock.errors import EngineError
 from penstock.runtime.core.batch import Batch, Fault, Finish, FinishReason, StepOutput
 from penstock.runtime.core.scheduler import Scheduler
 from penstock.runtime.engine.engine import Engine
+from penstock.runtime.engine.loop.recovery import MAX_LOST_STEPS
 from penstock.runtime.engine.oracle import OracleRunner
-from penstock.runtime.engine.recovery import MAX_LOST_STEPS
 from penstock.runtime.engine.scripted import Done, ScriptedRunner
 from tests.engine.answers import (
     LIMITS,

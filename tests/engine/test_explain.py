@@ -52,4 +52,4 @@ def test_a_preemption_names_both_and_the_reason(caplog: pytest.LogCaptureFixture
 def test_nothing_is_told_where_nobody_reads() -> None:
     engine = make_engine()
     explain_steps(engine)
-    assert engine.on_schedule is None
+    assert not engine.listeners.scheduled

@@ -90,7 +90,7 @@ def test_what_is_drawn_belongs_to_the_grammar_and_depends_on_nothing_else(depth,
         for request in requests:
             engine.submit(request)
         assert_held(requests, drain(engine))
-        assert not engine.grammar_state
+        assert not engine.proposer.grammar_state
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -125,15 +125,27 @@ def test_it_ends_with_its_grammar_and_the_last_token_counts():
     assert (answer.reason, answer.finish.stop_token_id) == (FinishReason.STOP, None)
 
 
-def test_forced_tokens_take_no_step_each():
+@pytest.mark.parametrize("depth", [1, 2])
+def test_forced_tokens_take_no_step_each(depth):
     text = "only this, and nothing else can come of it"
-    engine = make_engine()
+    engine = make_engine(depth=depth)
     engine.submit(make_request(1, (5, 6), max_tokens=100, choice=(text, "x")))
     engine.submit(make_request(2, (5, 6), max_tokens=100, choice=(text,)))
     answers = drain(engine)
     assert bytes(answers[2, 0].tokens).decode() == text
     assert engine.num_steps < len(text) / 2
-    assert engine.grammar_state.counts.num_forced > len(text) / 2
+    assert engine.proposer.grammar_state.counts.num_forced > len(text) / 2
+
+
+def test_with_steps_in_flight_nothing_is_proposed_beside_a_prompt():
+    engine = make_engine(LIMITS._replace(max_batch_tokens=4), depth=2)
+    engine.submit(make_request(1, (5, 6), max_tokens=100, choice=("x" * 40,)))
+    engine.submit(make_request(2, (5,) * 60, max_tokens=1))
+    while engine.scheduler.prompts or engine.scheduler.num_waiting or not engine.num_steps:
+        engine.step()
+        assert not engine.proposer.grammar_state.counts.num_forced
+    drain(engine)
+    assert engine.proposer.grammar_state.counts.num_forced
 
 
 @pytest.mark.parametrize("executor", [None, "threads"])
@@ -149,7 +161,7 @@ def test_a_grammar_that_cannot_be_used_is_the_clients_fault_and_nobody_elses(exe
         assert '"not"' in answers[1, choice].finish.message
     assert re.fullmatch("[ab]{4}", bytes(answers[2, 0].tokens).decode())
     assert len(answers[3, 0].tokens) == 9
-    assert engine.grammar_state.counts.num_refused == 1
+    assert engine.proposer.grammar_state.counts.num_refused == 1
     if pool:
         pool.shutdown()
 
@@ -179,7 +191,7 @@ def test_a_matcher_that_breaks_ends_its_own_request():
 
     def breaks(step):
         if step == 4:
-            engine.grammar_state._matchers[1, 0].advance([7])
+            engine.proposer.grammar_state._matchers[1, 0].advance([7])
 
     answers = drain(engine, before_step=breaks)
     assert answers[1, 0].finish.fault is Fault.REQUEST

@@ -8,13 +8,13 @@ from queue import Empty
 
 import pytest
 
-from penstock.runtime.engine.inbox import Inbox
+from penstock.runtime.engine.loop.inbox import Inbox
 from tests.machine import PATIENCE_S
 
 READER = """
 import time
 from queue import Empty
-from penstock.runtime.engine.inbox import Inbox
+from penstock.runtime.engine.loop.inbox import Inbox
 print("begun", flush=True)
 end_s = time.monotonic() + 1.0
 while time.monotonic() < end_s:

@@ -25,7 +25,7 @@ def test_a_process_that_gets_no_setup_ends_in_peace() -> None:
     with Spawned(WORKER) as spawned:
         assert spawned.process.stdin is not None
         spawned.process.stdin.close()
-        assert spawned.process.wait(20) == 0
+        assert spawned.process.wait(PATIENCE_S) == 0
         assert not spawned.folder.exists()
 
 

@@ -59,6 +59,20 @@ def test_steps_that_are_not_full_say_nothing():
     assert engine.scheduler.limits.max_batch_tokens == SIZE
 
 
+@pytest.mark.parametrize("num_answers", [3, 7])
+def test_a_target_is_kept_beside_answers_and_prompts_advance_beside_any_number_of_them(num_answers):
+    runner = PacedRunner(STEP_S / 8)  # eight tokens a step, which seven answers leave no room in
+    step_size = StepSize(step_s=STEP_S / 2, least=4, most=4 * SIZE, is_target=True)
+    engine = Engine(Scheduler(ROOMY, ORDERS["first-come"]()), runner, lambda: runner.now, step_size=step_size)
+    requests = [make_request(number, (number,), max_tokens=120) for number in range(num_answers)]
+    requests.append(make_request(99, (9,) * 200, max_tokens=1))
+    for request in requests:
+        engine.submit(request)
+    assert_right(requests, drain(engine), ROOMY)
+    assert max(runner.sizes) <= max(8, num_answers + 1 + step_size.least)
+    assert sum(size > num_answers for size in runner.sizes) < 100, "the prompt has ended beside them"
+
+
 def test_where_room_was_set_aside_at_start_steps_shrink_to_a_target_and_never_outgrow_it():
     for seconds, size in ((4 * STEP_S, SIZE // 2), (STEP_S / 1000, SIZE)):
         runner = PacedRunner(seconds / SIZE)

@@ -23,7 +23,7 @@ def simulated(capsys: pytest.CaptureFixture[str], *words: str) -> dict:
 
 def test_reserving_contexts_wastes_most_of_them_and_lets_fewer_run(capsys: pytest.CaptureFixture[str]) -> None:
     paged = simulated(capsys, "--kv-memory", "2GiB")
-    contiguous = simulated(capsys, "--kv-memory", "2GiB", "--allocation", "contiguous")
+    contiguous = simulated(capsys, "--kv-memory", "2GiB", "allocation=contiguous")
     assert paged["kv_waste_fraction"] < 0.1
     assert contiguous["kv_waste_fraction"] > 0.6
     assert contiguous["replicas"][0]["mean_running"] <= 2 * 1024**3 / (131072 * 4096) + 1
@@ -31,13 +31,13 @@ def test_reserving_contexts_wastes_most_of_them_and_lets_fewer_run(capsys: pytes
 
 
 def test_not_one_context_that_fits_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["simulate", *LOAD, "--kv-memory", "64MiB", "--allocation", "contiguous"]) == 2
+    assert main(["simulate", *LOAD, "--kv-memory", "64MiB", "allocation=contiguous"]) == 2
     assert "--max-context" in capsys.readouterr().err
 
 
 def test_padding_computes_more_and_takes_longer(capsys: pytest.CaptureFixture[str]) -> None:
-    plain = simulated(capsys, "--batching", "static")
-    rectangles = simulated(capsys, "--batching", "static", "--padding")
+    plain = simulated(capsys, "batching=static")
+    rectangles = simulated(capsys, "batching=static", "padding=true")
     assert plain["padding_waste_fraction"] == 0.0
     assert rectangles["padding_waste_fraction"] > 0.05
     assert rectangles["summary"]["e2e"]["mean"] > plain["summary"]["e2e"]["mean"]

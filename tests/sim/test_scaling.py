@@ -4,7 +4,7 @@ from dataclasses import replace
 from random import Random
 
 from penstock.metrics.summary import Slo
-from penstock.tools.sim.scaling import ArrivalTrend, Pressure, Scaler, Scaling, missed_ahead
+from penstock.tools.sim.scaling import ArrivalTrend, Pressure, Scaler, Scaling, ServedRate, missed_ahead
 from penstock.tools.sim.simulation import simulate
 from penstock.tools.workload.arrivals import AtOnce
 from penstock.tools.workload.lengths import Uniform
@@ -56,3 +56,14 @@ def test_a_trend_follows_a_ramp() -> None:
         per_s, growth = trend.note(round(total), float(second))
     assert abs(per_s - 31.5) < 3.0
     assert abs(growth - 0.5) < 0.1
+
+
+def test_how_requests_slow_each_other_down_tells_what_a_replica_serves_before_any_has_waited() -> None:
+    """Each stays 2 s and a fiftieth of a second for each beside it: 50 a second are served at most."""
+    rate, served = ServedRate(), 0.0
+    for second in range(60):
+        inside = 1 + second // 2
+        served += inside / (2.0 + inside / 50.0)
+        found = rate.note(round(served), 1, float(second), is_full=False, num_pending=inside)
+    assert 30.0 < found < 80.0
+    assert rate.per_s == 0.0, "what was seen while others waited is another thing"

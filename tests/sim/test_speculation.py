@@ -97,10 +97,10 @@ def test_tokens_a_step_and_times_are_the_engines(acceptance: float, rate: float)
     speculator = Speculator([Halfwit(acceptance)])
     engine = Engine(make_scheduler(fleet.config, fleet.sizing), runner, lambda: runner.now, speculator=speculator)
     heard = serve(engine, runner, workload)
-    assert engine.proposals is not None
+    assert engine.proposer.proposals is not None
     num_tokens = sum(count for each in heard.values() for _, count in each)
     assert num_tokens == predicted.summary.num_output_tokens
-    tokens_a_step = num_tokens / (num_tokens - engine.proposals.num_accepted)
+    tokens_a_step = num_tokens / (num_tokens - engine.proposer.proposals.num_accepted)
     assert num_tokens / (num_tokens - predicted.replicas[0].num_accepted) == pytest.approx(tokens_a_step, rel=0.03)
     tpot_s = fmean((each[-1][0] - each[0][0]) / (sum(count for _, count in each) - 1) for each in heard.values())
     assert predicted.summary.tpot.mean == pytest.approx(tpot_s, rel=0.10)

@@ -45,9 +45,6 @@ class Chunk(NamedTuple):
 
     The last `len(token_ids)` tokens are new to the runner; those before them it sampled itself or saw earlier. The last
     `num_drafts` of them are guesses to be verified. Attention reads positions 0 .. start + length through the row's blocks.
-
-    A chunk that fast-forwards brings no tokens: the runner draws one, goes on with it, and so on for `num_fast_forward` steps
-    more, one position each.
     """
 
     row: int
@@ -60,7 +57,6 @@ class Chunk(NamedTuple):
     """Draw a token after the last position (and after each draft)."""
     arrival: Arrival | None
     num_drafts: int = 0
-    num_fast_forward: int = 0
     others: tuple[tuple[int, ...], ...] = ()
     """Block ids of further groups, appended to the row's table of each; nothing where there is one group."""
     state: tuple[int, ...] = ()

@@ -189,16 +189,21 @@ class BlockPool:
         if not num_full:
             return Match((), "shorter than a block")
         self._extend_hashes(holding, num_full)
+        index, contents, size = self._index, self._contents, self._block_bytes
+        named: list[int] = []
+        for block in map(index.get, islice(holding.hashes, num_full)):
+            if block is None:
+                break
+            named.append(block)
+        tokens = self._tokens_of(holding, 0, len(named))
         found: list[int] = []
         tail: Content | None = None
-        for number, hash_ in enumerate(holding.hashes[:num_full]):
-            block = self._index.get(hash_)
-            content = None if block is None else self._contents[block]
-            if block is None or content is None:
+        for number, place in enumerate(named):
+            content = contents[place]
+            own = tokens[number * size : (number + 1) * size]
+            if content is None or not content.continues(tail or holding.namespace, own):
                 break
-            if not content.continues(tail or holding.namespace, self._tokens_of(holding, number, number + 1)):
-                break
-            found.append(block)
+            found.append(place)
             tail = content
         if len(found) == num_full:
             return Match(tuple(found), "", tail)

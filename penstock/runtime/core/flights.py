@@ -40,16 +40,3 @@ class Flights:
     def land(self, step: int) -> Flight:
         """A step is over."""
         return self._flights.pop(step)
-
-    def split(self, batch: Batch) -> tuple[Batch, ...]:
-        """A launched batch as batches of one chunk, to be committed each when it is done: sequences fast-forward by different
-        numbers of steps. Copies are due before the first."""
-        copies = batch.copies
-        parts = []
-        sequences, last_epoch = self.land(batch.step)
-        for chunk, sequence in zip(batch.chunks, sequences, strict=True):
-            self._last += 1
-            self._flights[self._last] = ([sequence], last_epoch)
-            parts.append(Batch(self._last, (chunk,), copies, batch.num_shared))
-            copies = ()
-        return tuple(parts)

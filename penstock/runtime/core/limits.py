@@ -101,6 +101,8 @@ class StepSize:
     """No larger than the first step's size: more room was not set aside."""
     counts_decodes: bool = False
     """Steps that only generate count too; else those with prompts alone say how long tokens take."""
+    is_target: bool = False
+    """Answers are to wait no longer: steps begin with the least, and have room for that much of a prompt beside all answers."""
     shared: "StepSize | None" = None
     """Of steps that several tenants share."""
     _factor: float = field(default=1.0, init=False)
@@ -110,6 +112,9 @@ class StepSize:
         """The size from now on, given that of the step just computed."""
         if self.is_bounded_by_start:
             self.most, self.is_bounded_by_start = min(self.most, size), False
+        least = min(len(batch.chunks) + self.least, self.most) if self.is_target else self.least
+        if self.is_target and size < least:
+            return least
         if (batch.chunks[-1].length == 1 and not self.counts_decodes) or batch.num_tokens < size:
             return size
         factor = 2.0 if seconds < self.step_s / 2 else 0.5 if seconds > 2 * self.step_s else 1.0
@@ -118,7 +123,7 @@ class StepSize:
         if self._num_agreeing < NUM_AGREEING:
             return size
         self._num_agreeing = 0
-        return min(max(int(size * factor), min(self.least, size)), max(self.most, self.least))
+        return min(max(int(size * factor), min(least, size)), max(self.most, least))
 
     def resize(self, limits: Limits, batch: Batch, seconds: float, *, is_shared: bool) -> Limits:
         """The limits from now on, given how long a step took that was one of several tenants or was not."""

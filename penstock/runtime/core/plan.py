@@ -105,7 +105,7 @@ class StepPlan:
         if sequence in self.sequences:
             index = self.sequences.index(sequence)
             del self.sequences[index]
-            self.budget += self.chunks[index].length - self.chunks[index].num_fast_forward
+            self.budget += self.chunks[index].length
             del self.chunks[index]
 
     # Tenants
@@ -154,8 +154,7 @@ class StepPlan:
         Returns the sequences whose prompt is not computed yet.
         """
         roster = self._roster
-        running = roster.in_order()
-        self.budget -= len(roster.running) - len(running)
+        running = roster.plannable()
         if not roster.batching.joins:
             prompts = [sequence for sequence in running if not sequence.holds_next]
             if prompts:
@@ -185,43 +184,34 @@ class StepPlan:
                 self._add_again(sequence, row, self.budget - (len(running) - index))
                 continue
             drafts: tuple[int, ...] = ()
-            num_more = num_steps = 0
-            if sequence.fast_forward_steps:
-                num_more = num_steps = min(sequence.fast_forward_steps, sequence.limit - len(sequence.tokens) - 1)
-                sequence.num_verifying = num_steps
-            elif sequence.drafts:
+            num_drafts = 0
+            if sequence.drafts:
                 room = self.budget - (len(running) - index) if shares is None else shares.spare
                 drafts = self._usable_drafts(sequence, room)
-                num_more = len(drafts)
+                num_drafts = len(drafts)
                 if shares is not None:
-                    shares.spare -= num_more
-            end += num_more
+                    shares.spare -= num_drafts
+            end += num_drafts
             new_blocks = state = NO_BLOCKS
             others = NO_OTHERS
-            if num_more or not start % capacity:  # else its last block has room
+            if num_drafts or not start % capacity:  # else its last block has room
                 num_held = len(sequence.blocks)
                 if has_kinds:
-                    grown = self._grow(sequence, end, end - 1 if num_steps else sequence.num_computed)
+                    grown = self._grow(sequence, end, sequence.num_computed)
                     if grown is None:
                         continue
                     new_blocks, others = grown
-                    rolls, has_drafts = start > sequence.num_prompt, bool(drafts)
-                    state = pool.advance_state(sequence.holding, start, rolls=rolls, drafts=has_drafts)
+                    rolls = start > sequence.num_prompt
+                    state = pool.advance_state(sequence.holding, start, rolls=rolls, drafts=bool(drafts))
                 elif end > num_held * capacity:
                     if not self._make_room(sequence, end):
                         continue
                     new_blocks = tuple(sequence.blocks[num_held:])
             sequence.num_launched = end
             sequences.append(sequence)
-            num_drafts = len(drafts)
             chunks.append(
-                make(
-                    Chunk,
-                    (row, start, 1 + num_more, drafts, new_blocks, True, None, num_drafts, num_steps, others, state),
-                )
+                make(Chunk, (row, start, 1 + num_drafts, drafts, new_blocks, True, None, num_drafts, others, state))
             )
-            if num_steps:
-                roster.begin_fast_forward(sequence)
             self.budget -= 1 + num_drafts
         return prompts
 

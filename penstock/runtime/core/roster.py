@@ -17,7 +17,6 @@ class Roster:
     """A sequence waits, runs, or does neither (not yet, or it has ended). Only running sequences hold blocks and a row."""
 
     __slots__ = (
-        "_is_ordered",
         "_max_sequences",
         "_rows",
         "batch",
@@ -30,7 +29,6 @@ class Roster:
         "on_preempt",
         "order",
         "pool",
-        "present",
         "running",
         "shared_until_s",
         "tenants",
@@ -44,8 +42,6 @@ class Roster:
         self.now = 0.0
         """The latest time given by the driver."""
         self.running: dict[Sequence, None] = {}
-        self.present: dict[Sequence, None] = {}
-        """Running sequences that are not fast-forwarding."""
         self.behind: dict[Sequence, None] = {}
         """Running sequences whose prompt is not computed yet."""
         self.batch: dict[Sequence, None] = {}
@@ -64,8 +60,6 @@ class Roster:
         self.pool = pool
         self._max_sequences = limits.max_sequences
         self._rows = list(range(limits.max_sequences - 1, -1, -1))
-        self._is_ordered = True
-        """The present sequences are kept in the order of admission."""
         self.waiting_since: float | None = None
         """Since when the first waiting sequence waits; None if none waits."""
         self.num_epochs = 0
@@ -96,11 +90,6 @@ class Roster:
         rows = [sequence.row for sequence in self.running] + self._rows
         if sorted(row for row in rows if row is not None) != list(range(self._max_sequences)):
             raise RuntimeError("rows of running sequences and free rows do not add up")
-        fast_forwarding = {
-            sequence for sequence in self.running if sequence.fast_forward_steps and sequence.num_verifying
-        }
-        if fast_forwarding != self.running.keys() - self.present.keys():
-            raise RuntimeError("the sequences that fast-forward and those present do not add up to those running")
         if [sequence for sequence in self.running if sequence.is_behind] != list(self.behind):
             raise RuntimeError("prompts that are not computed and those counted as such differ")
         held = [sequence for sequence in self.order if sequence.blocks or sequence.is_running]
@@ -138,7 +127,7 @@ class Roster:
             self.order.charge(sequence, sequence.num_prompt - num_cached)
         self._stop_waiting(sequence)
         sequence.parent = None
-        self.running[sequence] = self.present[sequence] = None
+        self.running[sequence] = None
         if sequence.request.is_batch:
             self.batch[sequence] = None
         else:
@@ -157,7 +146,6 @@ class Roster:
         del self.running[sequence]
         if not sequence.request.is_batch:
             self._count_out(sequence.request.tenant)
-        self.present.pop(sequence, None)
         self.batch.pop(sequence, None)
         self.behind.pop(sequence, None)
         self.pool.release(sequence.holding)
@@ -180,23 +168,9 @@ class Roster:
         """Sequences have advanced: count again which prompts are not computed yet."""
         self.behind = {sequence: None for sequence in self.behind if sequence.is_behind}
 
-    def begin_fast_forward(self, sequence: Sequence) -> None:
-        """The sequence continues by itself, unplanned."""
-        del self.present[sequence]
-
-    def end_fast_forward(self, sequence: Sequence) -> None:
-        if sequence not in self.present:
-            self.present[sequence] = None
-            self._is_ordered = False
-
-    def in_order(self) -> list[Sequence]:
-        """Present sequences, in the order of admission."""
-        present = list(self.present)
-        if not self._is_ordered:
-            present.sort(key=_epoch)
-            self.present = dict.fromkeys(present)
-            self._is_ordered = True
-        return present
+    def plannable(self) -> list[Sequence]:
+        """Running sequences whose steps are planned one by one, in the order of admission."""
+        return list(self.running)
 
     def _stop_waiting(self, sequence: Sequence) -> None:
         sequence.is_waiting = False
@@ -209,7 +183,3 @@ class Roster:
             self.num_batch_waiting += change
         else:
             self.num_waiting_tokens += change * len(sequence.tokens)
-
-
-def _epoch(sequence: Sequence) -> int:
-    return sequence.epoch

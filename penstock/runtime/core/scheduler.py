@@ -10,7 +10,7 @@ What a step computes is put together by `plan`; who waits and who is inside is w
 way in `flights`. Here requests come and end, and results are taken in.
 """
 
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from penstock.errors import CapacityError, RequestError
 from penstock.runtime.core.batch import (
@@ -55,6 +55,9 @@ class SchedulerLoad(NamedTuple):
 class Scheduler:
     """Sole writer of sequences and queues. Every sequence added ends in exactly one `Finish`."""
 
+    roster_type: ClassVar[type[Roster]] = Roster
+    plan_type: ClassVar[type[StepPlan]] = StepPlan
+
     def __init__(
         self,
         limits: Limits,
@@ -66,7 +69,7 @@ class Scheduler:
         self.mixed = mixed
         """What makes steps shorter while answers go on; without it all have the same budget."""
         self.pool = make_pool(limits)
-        self.roster = Roster(limits, self.pool, order if order is not None else Queue(by_arrival), batching)
+        self.roster = self.roster_type(limits, self.pool, order if order is not None else Queue(by_arrival), batching)
         self.flights = Flights()
         self.num_preemptions = 0
         self.preemptions: tuple[Preemption, ...] = ()
@@ -135,7 +138,7 @@ class Scheduler:
     @property
     def generating(self) -> list[Sequence]:
         """Sequences that draw a token in every step. Those without pending drafts can be given some."""
-        return [one for one in self.roster.present if one.holds_next and not one.num_verifying]
+        return [one for one in self.roster.running if one.holds_next and not one.num_verifying]
 
     def check(self) -> None:
         """Raise RuntimeError if any book does not balance. Costs O(blocks)."""
@@ -241,7 +244,7 @@ class Scheduler:
         """The next step's work, or None if there is none."""
         self.roster.now = now
         self.pool.unpin_expired(now)
-        plan = StepPlan(self.limits, self.pool, self.roster, self.mixed)
+        plan = self.plan_type(self.limits, self.pool, self.roster, self.mixed)
         plan.fill()
         self.preemptions, self.lacks, self.is_shared = plan.preemptions, plan.lacks, plan.is_shared
         self.sole_tenant = None if plan.is_shared or plan.is_batch_lane else sole_tenant(self.roster)
@@ -253,18 +256,13 @@ class Scheduler:
         num_shared = self.pool.num_shared * self.limits.block_size
         return Batch(step, tuple(plan.chunks), tuple(plan.copies), num_shared)
 
-    def commit(
-        self, batch: Batch, output: StepOutput, now: float, fast_forward: tuple[int, ...] = ()
-    ) -> tuple[Delta, ...]:
-        """Commit a step's results: advance its sequences, publish full blocks, return the new tokens as deltas.
-
-        `fast_forward` gives for each chunk how many steps its sequence continues by itself after its next.
-        """
+    def commit(self, batch: Batch, output: StepOutput, now: float) -> tuple[Delta, ...]:
+        """Commit a step's results: advance its sequences, publish full blocks, return the new tokens as deltas."""
         self.roster.now = now
         deltas: list[Delta] = []
         tokens, drafts, logprobs, prompt_logprobs, failed = output
         failures = dict(failed) if failed else {}
-        has_tokens_only = not (fast_forward or failed or drafts or logprobs or prompt_logprobs)
+        has_tokens_only = not (failed or drafts or logprobs or prompt_logprobs)
         step, chunks, _, _ = batch
         sequences, last_epoch = self.flights.land(step)
         order, block_size = self._order, self.limits.block_size
@@ -282,7 +280,7 @@ class Scheduler:
                 and num_known < sequence.limit - 1
                 and drawn[0] not in sequence.stop_ids
                 and sequence.is_prefix_reported
-                and not (sequence.siblings or sequence.num_verifying or sequence.fast_forward_steps)
+                and not (sequence.siblings or sequence.num_verifying)
             ):
                 # The usual case first: all its tokens are computed, it has the next one and continues.
                 known.append(drawn[0])
@@ -296,7 +294,6 @@ class Scheduler:
             if index in failures:
                 deltas.append(self._finish(sequence, Finish(FinishReason.ERROR, failures[index], Fault.ENGINE)))
                 continue
-            sequence.fast_forward_steps = fast_forward[index] if fast_forward else 0
             delta = self._advance(sequence, chunks[index], output, index)
             if delta is not None:
                 deltas.append(delta)
@@ -327,7 +324,6 @@ class Scheduler:
                 self.roster.preempt(sequence)
                 continue
             sequence.num_launched, sequence.num_verifying = chunk.start, 0
-            self.roster.end_fast_forward(sequence)
             self.pool.trim(sequence.holding, len(chunk.new_blocks), tuple(map(len, chunk.others)))
 
     # Committing results
@@ -337,15 +333,13 @@ class Scheduler:
         if chunk.samples and not drawn:
             return self._finish(sequence, Finish(FinishReason.ERROR, "the model drew no token", Fault.ENGINE))
         sequence.num_computed = max(sequence.num_computed, chunk.end)
-        if chunk.num_drafts or chunk.num_fast_forward:
+        if chunk.num_drafts:
             # Positions of rejected drafts are computed again, with the tokens that were drawn instead.
-            first = chunk.end - chunk.num_drafts - chunk.num_fast_forward
+            first = chunk.end - chunk.num_drafts
             sequence.num_computed = sequence.num_launched = first + len(drawn) - 1
             sequence.num_verifying = 0
             if len(drawn) <= chunk.num_drafts and self.pool.revert_state(sequence.holding):
                 sequence.num_again = sequence.num_launched - chunk.start
-            if chunk.num_fast_forward:
-                self.roster.end_fast_forward(sequence)
         finish = None
         num_accepted = len(drawn) - 1
         if drawn:

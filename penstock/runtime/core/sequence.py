@@ -24,7 +24,6 @@ class SequenceProgress:
         "draft_source",
         "drafts",
         "epoch",
-        "fast_forward_steps",
         "holds_next",
         "is_prefix_reported",
         "limit",
@@ -90,7 +89,7 @@ class Sequence(SequenceProgress):
         self.num_computed = 0
         self.num_launched = 0
         self.num_verifying = 0
-        """Drafts, or fast-forwarded steps, in the launched step; until it is committed the sequence's length is unknown."""
+        """Drafts in the launched step; until it is committed the sequence's length is unknown."""
         self.num_again = 0
         """Tokens before the one at `num_launched` that are in the cache and not in the state: it went back over a draft."""
         self.holds_next = False
@@ -98,8 +97,6 @@ class Sequence(SequenceProgress):
         self.drafts: tuple[int, ...] = ()
         self.draft_source = ""
         """Which drafter guessed the drafts, including those being verified."""
-        self.fast_forward_steps = 0
-        """Steps it continues by itself after the next; while it fast-forwards it takes one token of every step's budget."""
 
         self.holding = Holding(self.tokens, Namespace(request.salt, request.adapter))
         """Its blocks, the pool's to write."""
@@ -117,7 +114,7 @@ class Sequence(SequenceProgress):
 
     @property
     def num_pending(self) -> int:
-        """Tokens that launched steps draw and that are not reported yet, drafts and fast-forwarded steps aside."""
+        """Tokens that launched steps draw and that are not reported yet, drafts aside."""
         return self.num_launched + 1 - self.num_verifying - len(self.tokens) if self.holds_next else 0
 
     def is_inside_since(self, epoch: int) -> bool:
@@ -186,7 +183,6 @@ class Sequence(SequenceProgress):
         self.num_verifying = self.num_again = 0
         self.is_announced = self.holds_next = False
         self.drafts = ()
-        self.fast_forward_steps = 0
 
     def __repr__(self) -> str:
         return f"<Sequence {self.number}.{self.choice} {len(self.tokens)} tokens, row {self.row}>"

@@ -8,7 +8,7 @@ from penstock.runtime.core.batch import Batch, Delta
 from penstock.runtime.core.scheduler import Scheduler
 from penstock.runtime.core.sequence import Sequence
 from penstock.runtime.draft.drafter import Drafter, View
-from penstock.runtime.draft.speculator import MAX_RESTS, Speculator
+from penstock.runtime.draft.speculator import Speculator
 from penstock.runtime.draft.step_cost import StepCost
 
 
@@ -17,7 +17,7 @@ class Proposals:
 
     Drafts follow the last token, so it must be known: with steps under way, `waits` says that the next should be planned only
     after they are over. Steps without drafts are launched ahead as ever. Waiting costs: once the token is known, the guess may
-    be gone. After waits in vain, one after another, drafters pause for twice as many steps each time.
+    be gone, and the step was not launched ahead.
     """
 
     def __init__(self, scheduler: Scheduler, speculator: Speculator) -> None:
@@ -26,10 +26,6 @@ class Proposals:
         self.num_accepted = 0
         self._scheduler = scheduler
         self._speculator = speculator
-        self._is_hoping = False
-        """Steps under way are awaited for a guess that would follow them."""
-        self._num_vain_waits = 0
-        """In a row."""
 
     @property
     def cost(self) -> StepCost:
@@ -44,44 +40,42 @@ class Proposals:
         """Hand the scheduler what is worth checking in the next step. Whether drafters were asked at all."""
         scheduler = self._scheduler
         generating = [sequence for sequence in scheduler.generating if sequence.request.speculate != 0]
-        has_waited, self._is_hoping, self.waits = self._is_hoping, False, False
+        has_waited, self.waits = self.waits, False
         if not generating:
             return False
         is_asked = any(sequence.request.speculate or sequence.request.prediction for sequence in generating)
         has_prompts = bool(scheduler.prompts)
-        if (self._speculator.rests() or has_prompts) and not is_asked:
+        is_due = has_waited or self._speculator.is_due(scheduler.num_running)
+        if (has_prompts or not is_due) and not is_asked:
             return False  # beside prompts a step is full: each draft would take the place of a prompt's token
         guesses = self._speculator.propose([_view(sequence) for sequence in generating], scheduler.num_running)
-        num_drafted = 0
+        is_drafted = False
         for sequence, guess in zip(generating, guesses):
             if guess.tokens:
                 self.waits = True
                 if not sequence.num_pending:
                     scheduler.draft(sequence, guess.tokens, guess.source)
-                    num_drafted += 1
-        if num_drafted:
-            self._num_vain_waits = 0
-        elif self.waits:
-            self._is_hoping = True
-        elif has_waited:
-            self._num_vain_waits += 1
-            self._speculator.rest(min(2**self._num_vain_waits, MAX_RESTS))
+                    is_drafted = True
+        if self.waits and not is_drafted:
+            self._speculator.hope()
         return True
 
     def charge(self, seconds: float) -> None:
         """What a `propose` took in which drafters were asked."""
-        self._speculator.charge(seconds, self._scheduler.num_running)
+        self._speculator.charge(seconds)
 
-    def take(self, batch: Batch, seconds: float, *, has_waited: bool = False) -> None:
-        """A step took so long. Steps with prompts do not count: they tell nothing of what drafts cost. Nor do plain steps that
-        were not launched ahead where they could have been: without drafts they would have been."""
+    def take(self, batch: Batch, seconds: float, waited_s: float | None = None) -> None:
+        """A step took so long, `waited_s` of it because it was not launched ahead where it could have been. Steps with prompts
+        do not count: they tell nothing of what drafts cost. Nor do plain steps that were not launched ahead: without drafts
+        they would have been."""
         num_tokens = num_drafts = 0
         for chunk in batch.chunks:
             if chunk.length - chunk.num_drafts != 1:
                 return
             num_tokens += chunk.length
             num_drafts += chunk.num_drafts
-        if has_waited and not num_drafts:
+        if waited_s is not None and not num_drafts:
+            self._speculator.lose(waited_s)
             return
         self._speculator.cost.add(num_tokens, seconds)
 

@@ -6,29 +6,19 @@ drafter that is switched off because its guesses are wrong, or because steps are
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import ceil, inf
+from math import inf
 
 from penstock.runtime.draft.acceptance import Acceptance
 from penstock.runtime.draft.drafter import NO_GUESS, Drafter, Guess, Key, View
+from penstock.runtime.draft.exploration import Exploration
 from penstock.runtime.draft.rule import LEAST_GAIN, choose_lengths
 from penstock.runtime.draft.step_cost import StepCost
 
 MAX_DRAFTS = 16
 """Most drafts of one sequence in one step, unless another number is given."""
-SEQUENCES_A_REST = 8
-"""For every so many sequences, drafters pause for one more step after none of their guesses was worth checking. Asking them
-takes some microseconds a sequence: little beside a step of few sequences, too much beside a step of many."""
-VAIN_A_REST, LEAST_RESTS = 8, 2
-"""Beside few sequences they pause, too, for a step after so many vain ones, and then for one more: a step of a small model is
-not much longer than the asking."""
-ASKING_NEWS = 0.2
-"""Weight of the latest asking in the moving average of its time."""
-MAX_VAIN_SHARE, MAX_RESTS = 0.02, 64
-"""Share of the time that asking in vain may take: drafters pause for as many steps as that needs, up to a limit. Steps of a
-small model on a GPU are shorter than the asking."""
-PROBE, PROBES, PROBE_EVERY = 2, 2, 64
-"""Tokens that a drafter is asked for although they would not pay, to notice when they would; in how many steps, of so many.
-Twice in a row, for the first time it catches up with what was drawn since: only the second takes the usual time."""
+PROBE, PROBES = 2, 2
+"""Tokens that a drafter which computes is asked for although they would not pay, to notice when they would; in how many steps,
+one after another: in the first it catches up with what was drawn since, and only the next takes the usual time."""
 
 
 @dataclass(slots=True)
@@ -51,18 +41,15 @@ class Speculator:
         self._length = length
         self._most = most if length is None else length
         self._standing: dict[Key, Standing] = {}
-        self._num_asked = 0
-        self._num_rests = 0
-        """Steps before guesses are asked for again."""
-        self._num_vain = 0
-        """Times in a row that no guess was worth checking."""
-        self._asking_s = 0.0
-        """What the asking takes, on average."""
+        self._exploration = Exploration()
+        self._num_probes = 0
+        """Steps in which a drafter that computes is still tried."""
 
-    def rests(self) -> bool:
-        """Drafters pause before the next step, and before that step alone."""
-        self._num_rests = max(self._num_rests - 1, -1)
-        return self._num_rests >= 0
+    def is_due(self, num_sequences: int) -> bool:
+        """Drafters are asked before the next step: guesses pay, or finding out whether they do costs little."""
+        is_known = self._knows_plain(num_sequences)
+        plain_s = self.cost.at_most(num_sequences) if is_known else 0.0
+        return self._exploration.is_due(plain_s, is_free=self._length is not None or not is_known)
 
     def propose(self, views: Sequence[View], num_sequences: int) -> list[Guess]:
         """Drafts to check for each view in a step of so many sequences: guesses cut to what pays, empty where nothing does."""
@@ -72,28 +59,21 @@ class Speculator:
         for view, guess in zip(views, guesses):
             self._stand(view, guess)
         lengths = self._lengths(views, guesses, num_sequences)
-        self._num_vain = 0 if any(lengths) else self._num_vain + 1
-        self._num_rests = self._rests_after(num_sequences) if self._length is None else 0
+        self._exploration.pays = any(lengths)
         return [guess._replace(tokens=guess.tokens[:length]) for guess, length in zip(guesses, lengths)]
 
-    def _rests_after(self, num_sequences: int) -> int:
-        by_sequences = min(self._num_vain, num_sequences // SEQUENCES_A_REST)
-        return max(by_sequences, min(self._num_vain // VAIN_A_REST, LEAST_RESTS))
+    def charge(self, seconds: float) -> None:
+        """What the last `propose` took. Drafters that compute count their time themselves."""
+        if not any(drafter.seconds(1) for drafter in self.drafters):
+            self._exploration.charge(seconds)
 
-    def charge(self, seconds: float, num_sequences: int) -> None:
-        """What the last `propose` took. If it was in vain, the drafters pause until that is a small part of the time."""
-        usual_s = self._asking_s or seconds
-        seconds = min(seconds, 2 * usual_s)  # a machine that stood still once tells little
-        self._asking_s = usual_s + ASKING_NEWS * (seconds - usual_s)
-        if not self._num_vain or self._length is not None or any(drafter.seconds(1) for drafter in self.drafters):
-            return
-        if self._knows_plain(num_sequences):
-            allowed_s = MAX_VAIN_SHARE * self.cost.at_most(num_sequences)
-            self._num_rests = max(self._num_rests, min(ceil(self._asking_s / allowed_s) - 1, MAX_RESTS))
+    def hope(self) -> None:
+        """What the last `propose` gave cannot be checked yet: it is asked for again once the tokens before it are known."""
+        self._exploration.pays = False
 
-    def rest(self, num_steps: int) -> None:
-        """Pause for at least so many steps."""
-        self._num_rests = max(self._num_rests, num_steps)
+    def lose(self, seconds: float) -> None:
+        """What it cost to wait for a guess that did not come."""
+        self._exploration.lose(seconds)
 
     def finish(self, key: Key) -> None:
         """A generation has ended."""
@@ -126,8 +106,8 @@ class Speculator:
         a few although they would not, to notice when they would again."""
         if not drafter.seconds(1) or self._length is not None:
             return self._most
-        self._num_asked += 1
-        if self._num_asked % PROBE_EVERY < PROBES:
+        if self._num_probes:
+            self._num_probes -= 1
             return PROBE
         most = min(self._most, max((self.cost.reach - num_sequences) // max(len(views), 1), 1))
         chances = [self.acceptance.chances(view.key, Guess((0,) * most, drafter.name)) for view in views]
@@ -138,6 +118,9 @@ class Speculator:
             seconds = self.cost(num_sequences + count * len(views)) + drafter.seconds(count)
             if expected / seconds > best:
                 best, length = expected / seconds, count
+        if not length and self._exploration.spend(PROBES * drafter.seconds(PROBE)):
+            self._num_probes = PROBES - 1
+            return PROBE
         return length
 
     def _likeliest(self, key: Key, guesses: Sequence[Guess]) -> Guess:

@@ -6,37 +6,32 @@ With `depth` 2 a step is launched before the tokens of the one before it have re
 over before another is launched: the next may write over what it copied from, and it could not be computed again.
 """
 
-import logging
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor
 from queue import Empty
 from typing import NamedTuple
 
-from penstock.errors import CapacityError, EngineError, RankLostError, RequestError, StepInterruptedError
-from penstock.runtime.core.batch import Batch, Delta, Fault, Finish, FinishReason, StepOutput
+from penstock.errors import EngineError, RankLostError, StepInterruptedError
+from penstock.runtime.core.batch import Batch, Delta
 from penstock.runtime.core.features import StepTime
 from penstock.runtime.core.limits import StepSize
 from penstock.runtime.core.request import Request
 from penstock.runtime.core.runner import InterruptibleRunner, RehearsingRunner, Runner, Ticket
-from penstock.runtime.core.scheduler import CANCELLED, Scheduler
+from penstock.runtime.core.scheduler import Scheduler
 from penstock.runtime.draft.proposals import Proposals
 from penstock.runtime.draft.speculator import Speculator
-from penstock.runtime.engine.adapters.gate import AdapterGate, AdapterHost, AdapterOrder, AdapterRead, Entrance
-from penstock.runtime.engine.grammar_state import Compiled, GrammarState, StepMasks
-from penstock.runtime.engine.inbox import Inbox
-from penstock.runtime.engine.peers.exchange import PeerExchange, PeerNews
-from penstock.runtime.engine.recovery import NotLaunched, ResultPart, StepRecovery
+from penstock.runtime.engine.adapters.gate import AdapterGate, AdapterHost, AdapterOrder
+from penstock.runtime.engine.grammar_state import GrammarState
+from penstock.runtime.engine.loop.inbox import Inbox
+from penstock.runtime.engine.loop.intake import CancelOrder, Intake, Message
+from penstock.runtime.engine.loop.listeners import StepArrival, StepDurations, StepListeners, StepSizer
+from penstock.runtime.engine.loop.proposer import Proposer
+from penstock.runtime.engine.loop.recovery import NotLaunched, ResultPart, StepRecovery
+from penstock.runtime.engine.peers.exchange import PeerExchange
 from penstock.runtime.engine.step_log import StepLog
-from penstock.runtime.engine.tiers.news import TierNews
 from penstock.runtime.engine.tiers.sessions import CacheAnswer, CacheOrder
 from penstock.runtime.engine.tiers.tiers import KVTiers
-
-LOGGER = logging.getLogger(__name__)
-
-
-OnCommit = Callable[[Batch, StepOutput, float, float], None]
-"""A step, what came of it, when the loop's turn began and when its tokens were there."""
 
 
 class Heartbeat(NamedTuple):
@@ -45,16 +40,6 @@ class Heartbeat(NamedTuple):
     num_loops: int
     num_steps: int
     time_s: float
-
-
-class CancelOrder(NamedTuple):
-    """A request, or one choice of it, that is not wanted any more."""
-
-    request_id: int
-    choice: int | None
-
-
-Message = Request | CancelOrder | Compiled | AdapterRead | AdapterOrder | TierNews | CacheOrder | PeerNews
 
 
 class Engine:
@@ -77,21 +62,12 @@ class Engine:
         peers: PeerExchange | None = None,
     ) -> None:
         self.scheduler = scheduler
-        self._step_size = step_size
-        """Corrects the most tokens of a step; None keeps them as they are."""
-        if step_size is not None and step_size.shared is not None:
-            scheduler.resize(scheduler.limits._replace(shared_tokens=step_size.shared.least))  # grows where it may
-        self.proposals = None if speculator is None else Proposals(scheduler, speculator)
-        self.grammar_state = grammar_state
-        """Holds sequences to their grammars; without it a request with a grammar is refused."""
+        proposals = None if speculator is None else Proposals(scheduler, speculator)
+        self.proposer = Proposer(scheduler, clock, depth, proposals, grammar_state)
         self.tiers = tiers
         """Keeps blocks beyond the device and brings them back before a request is scheduled."""
-        self._output_s = 0.0
-        """When the last step's tokens came."""
-        self._was_busy = False
-        """Something was left to do then."""
-        self._proposing_s = 0.0
-        """How long the last guessing took."""
+        self.peers = peers
+        """Other engines, which fetch blocks of this one and have some of its prompts."""
         self.num_steps = 0
         """Steps launched so far."""
         self._num_loops = 0
@@ -103,32 +79,39 @@ class Engine:
         self._rehearsing = runner if isinstance(runner, RehearsingRunner) else None
         self._clock = clock
         self.depth = depth
-        self.on_commit: OnCommit | None = None
-        """Called with each step before it is committed, while a view is asked for."""
-        self.on_schedule: Callable[[Batch], None] | None = None
-        """Called with each planned step before it is launched."""
-        self._log = None if on_step is None else StepLog(on_step, overlaps=depth > 1)
-        self._is_timed = self._log is not None or self.proposals is not None or step_size is not None
-        self._is_timed = self._is_timed or tiers is not None or peers is not None or scheduler.mixed is not None
+        self.listeners = StepListeners()
         self._inbox: Inbox[Message] = Inbox()
         self._taken: deque[Message] = deque()
         """What `wait` took out of the inbox: older than everything in it."""
         self.adapters = None if adapters is None else AdapterGate(adapters, self._inbox.put, readers)
         """Holds requests until their adapters are on the device; without it an adapter is no more than a name in hashes."""
-        self._refused_orders: tuple[CacheAnswer, ...] = ()
+        self._intake = Intake(scheduler, self._inbox.put, self.proposer, self.adapters, tiers, peers)
         if tiers is not None:
             tiers.open(self._inbox.put)
-        self.peers = peers
-        """Other engines, which fetch blocks of this one and have some of its prompts."""
         if peers is not None:
             peers.open(self._inbox.put)
             if tiers is not None:
                 peers.before_write = tiers.copy_out_now
+        self._listen(on_step, step_size)
         self._launched: deque[tuple[Batch, Ticket, float]] = deque()
         """With the time of each launch."""
         self._num_checked_steps = 0
         """Steps launched when the books were last checked."""
+        self._output_s = 0.0
+        """When the last step's tokens came."""
         self._recovery = StepRecovery()
+
+    def _listen(self, on_step: Callable[[StepTime], None] | None, step_size: StepSize | None) -> None:
+        """Let those hear of steps that learn from them."""
+        if on_step is not None:
+            self.listeners.add(StepLog(on_step, overlaps=self.depth > 1))
+        if self.proposer.proposals is not None:
+            self.listeners.add(self.proposer)
+        notes = [] if self.scheduler.mixed is None else [self.scheduler.note_step]
+        notes += [] if step_size is None else [StepSizer(self.scheduler, step_size).note_step]
+        notes += [source.note_step for source in (self.tiers, self.peers) if source is not None]
+        if notes:
+            self.listeners.add(StepDurations(*notes))
 
     @property
     def runner(self) -> Runner:
@@ -140,11 +123,8 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        is_compiling = self.grammar_state is not None and self.grammar_state.is_compiling
-        is_compiling = is_compiling or (self.adapters is not None and self.adapters.is_waiting)
-        is_compiling = is_compiling or (self.tiers is not None and self.tiers.is_fetching)
-        is_compiling = is_compiling or (self.peers is not None and self.peers.is_fetching)
-        return self.scheduler.has_work or is_compiling or bool(self._launched or self._taken) or not self._inbox.empty()
+        has_messages = bool(self._taken) or not self._inbox.empty()
+        return self.scheduler.has_work or has_messages or bool(self._launched) or self._intake.is_holding
 
     def submit(self, request: Request) -> None:
         """Hand over a request. It is answered by deltas, the last of which carries its finish, a refusal included."""
@@ -167,8 +147,8 @@ class Engine:
     def wait(self, timeout_s: float | None) -> bool:
         """Sleep until something is handed over; False if nothing was."""
         if not self._taken:
-            if self._log is not None:
-                self._log.rest()
+            for hear in self.listeners.resting:
+                hear()
             is_copying = (
                 self.tiers is not None and self.tiers.is_fetching
             )  # a recording bears no other use of the device
@@ -205,30 +185,28 @@ class Engine:
         """Read the inbox, launch a step if there is one, and collect the oldest if it is due."""
         now = self._turn_s = self._clock()
         self._num_loops += 1
-        log = self._log
-        if log is not None:
-            log.turn(now)
+        listeners = self.listeners
+        for turned in listeners.turned:
+            turned(now)
         scheduler = self.scheduler
         if self._interruptible is not None and self._has_interrupted:
             self._has_interrupted = False
             self._interruptible.interrupt(is_on=False)  # whoever is read below need not interrupt anything
         deltas = () if self._inbox.empty() and not self._taken else self._take_in(now)
         deltas += scheduler.expire(now)
-        if self.grammar_state:
-            deltas = self.grammar_state.follow(deltas, scheduler)
-        if self.proposals is not None:
-            deltas += self._propose(self.proposals)
-        if self.grammar_state:
-            self.grammar_state.propose(scheduler, self.depth)
+        proposer, proposes = self.proposer, self.proposer.is_needed
+        if proposes:
+            deltas = proposer.follow(deltas)
+            deltas += proposer.propose(self._launched, self._collect)
         if self.tiers is not None:
             self.tiers.swap_in()
         batch = scheduler.schedule(now)
         if batch is not None:
-            if self.on_schedule is not None:
-                self.on_schedule(batch)
-            launched_s = self._clock() if self._is_timed else now
-            if log is not None:
-                log.launch(batch, launched_s)
+            for scheduled in listeners.scheduled:
+                scheduled(batch)
+            launched_s = self._clock() if listeners.arrived else now
+            for launched in listeners.launched:
+                launched(batch, launched_s)
             self.num_steps += 1
             if self.tiers is not None:
                 are_sound = not any(isinstance(ticket, NotLaunched) for _, ticket, _ in self._launched)
@@ -240,31 +218,19 @@ class Engine:
             deltas += self._collect()
         while self._launched and batch is not None and batch.copies:
             deltas += self._collect()
-        if self.grammar_state:
-            deltas += self._draw()
-        if self.proposals is not None:
-            self.proposals.observe(deltas)
+        if proposes:
+            if proposer.draws_late:
+                deltas += self._draw()
+            proposer.observe(deltas)
         if self.adapters is not None and deltas:
-            deltas += tuple(self._let_in(self.adapters.follow(deltas), self._clock()))
+            deltas += tuple(self._intake.follow(deltas, self._clock()))
         if self.tiers is not None and deltas:
             deltas = self.tiers.tell(deltas)
         if self.peers is not None:
             deltas = self.peers.follow(deltas)
             self._serve_peers()
-        if log is not None:
-            log.end(self._clock(), has_work=self.has_work)
-        return deltas
-
-    def _propose(self, proposals: Proposals) -> tuple[Delta, ...]:
-        """Have drafts made for the next step. If they need tokens still in flight, those are awaited first."""
-        deltas: tuple[Delta, ...] = ()
-        while self._launched and proposals.waits:
-            deltas += self._collect()
-        begin_s = self._clock()
-        was_asked = proposals.propose()
-        self._proposing_s = self._clock() - begin_s
-        if was_asked:
-            proposals.charge(self._proposing_s)
+        for ended in listeners.ended:
+            ended(self._clock(), has_work=self.has_work)
         return deltas
 
     def _draw(self) -> tuple[Delta, ...]:
@@ -284,22 +250,7 @@ class Engine:
         deltas: list[Delta] = []
         while self._taken or not self._inbox.empty():
             message = self._taken.popleft() if self._taken else self._inbox.get()
-            if isinstance(message, CancelOrder):
-                deltas.extend(self._cancel(message))
-            elif isinstance(message, Compiled):
-                deltas.extend(self._take_compiled(message, now))
-            elif isinstance(message, TierNews):
-                for request in () if self.tiers is None else self.tiers.take(message):
-                    deltas.extend(self._schedule(request, now))
-            elif isinstance(message, CacheOrder):
-                self._order_cache(message)
-            elif isinstance(message, PeerNews):
-                ready = None if self.peers is None else self.peers.take(message)
-                deltas.extend([] if ready is None else self._schedule(ready, now))
-            elif isinstance(message, Request) and not message.adapter:
-                deltas.extend(self._enter(message, now))
-            else:
-                deltas.extend(self._take_adapted(message, now))
+            deltas.extend(self._intake.take(message, now))
         self._serve_peers()
         return tuple(deltas)
 
@@ -308,91 +259,9 @@ class Engine:
         if self.peers is not None:
             self.peers.turn(self.num_steps, self.num_steps - len(self._launched))
 
-    def _order_cache(self, order: CacheOrder) -> None:
-        if self.tiers is not None:
-            self.tiers.order(order)
-        else:
-            error = "this engine keeps no sessions; serve with --kv-host or --kv-disk"
-            self._refused_orders += (CacheAnswer(order.order_id, error),)
-
     def cache_answers(self) -> tuple[CacheAnswer, ...]:
         """What came of orders since the last call."""
-        refused, self._refused_orders = self._refused_orders, ()
-        return refused if self.tiers is None else self.tiers.orders.answers()
-
-    def _take_adapted(self, message: Request | AdapterRead | AdapterOrder, now: float) -> list[Delta]:
-        gate = self.adapters
-        if gate is None:
-            return self._enter(message, now) if isinstance(message, Request) else []
-        if isinstance(message, Request):
-            return self._let_in(gate.ask(message), now)
-        return self._let_in(gate.take(message) if isinstance(message, AdapterRead) else gate.order(message), now)
-
-    def _let_in(self, entrance: Entrance, now: float) -> list[Delta]:
-        """Requests whose adapters are on the device enter; those of adapters that cannot be had are refused."""
-        deltas: list[Delta] = []
-        for request in entrance.entering:
-            deltas.extend(self._enter(request, now))
-        for request, message, is_ours in entrance.refused:
-            deltas.extend(_refusals(request, message, Fault.ENGINE if is_ours else Fault.REQUEST))
-        if self.adapters is not None and deltas:
-            deltas += self._let_in(self.adapters.follow(tuple(deltas)), now)
-        return deltas
-
-    def _enter(self, request: Request, now: float) -> list[Delta]:
-        """Schedule a request, once its grammar is compiled if it has one."""
-        if request.params.grammar is None:
-            return self._add(request, now)
-        if self.grammar_state is None:
-            return _refusals(request, "this engine cannot hold an answer to a grammar; leave it out", Fault.REQUEST)
-        self.grammar_state.compile(request, self._inbox.put)
-        return []
-
-    def _add(self, request: Request, now: float) -> list[Delta]:
-        """Schedule a request, once what peers or tiers have of its prompt is on the device."""
-        if self.peers is not None and self.peers.fetch(request):
-            return []
-        if self.tiers is not None and self.tiers.fetch(request, self._inbox.put):
-            return []
-        return self._schedule(request, now)
-
-    def _schedule(self, request: Request, now: float) -> list[Delta]:
-        hashes = [] if self.tiers is None else self.tiers.hashes_of(request)
-        try:
-            self.scheduler.add(request, now, hashes)
-        except RequestError as error:
-            return _refusals(request, str(error), Fault.REQUEST)
-        except CapacityError as error:
-            return _refusals(request, str(error), Fault.CAPACITY)
-        return []
-
-    def _take_compiled(self, compiled: Compiled, now: float) -> list[Delta]:
-        grammar_state, request = self.grammar_state, compiled.request
-        if grammar_state is None or not grammar_state.take(compiled):
-            return []  # cancelled while it was compiled
-        if compiled.matcher is None:
-            return _refusals(request, compiled.error, Fault.REQUEST)
-        refusals = self._add(request, now)
-        if refusals:
-            grammar_state.drop(request)
-        return refusals
-
-    def _cancel(self, cancel: CancelOrder) -> tuple[Delta, ...]:
-        if self.adapters is not None and cancel.choice is None:
-            request = self.adapters.cancel(cancel.request_id)
-            if request is not None:
-                return tuple(_endings(request, CANCELLED))
-        for source in (self.tiers, self.peers):
-            request = source.cancel(cancel.request_id) if source is not None and cancel.choice is None else None
-            if request is not None:
-                return tuple(_endings(request, CANCELLED))
-        if self.grammar_state is None:
-            return self.scheduler.cancel(*cancel)
-        if cancel.choice is None:
-            request = self.grammar_state.cancel(cancel.request_id)
-            if request is not None:
-                return tuple(_endings(request, CANCELLED))
-        return self.grammar_state.follow(self.scheduler.cancel(*cancel), self.scheduler)
+        return self._intake.cache_answers()
 
     def _launch(self, batch: Batch, indices: tuple[int, ...] | None = None) -> Ticket:
         """Start a step, or those chunks of it. After a step that could not start none is launched: it would read missing
@@ -410,25 +279,22 @@ class Engine:
             return NotLaunched(error)
 
     def _run(self, batch: Batch) -> Ticket:
-        masks = self._masks(batch)
+        masks = self.proposer.masks(batch)
         return self._runner.launch(batch) if masks is None else self._runner.launch(batch, masks)
-
-    def _masks(self, batch: Batch) -> StepMasks | None:
-        return self.grammar_state.masks(batch, self.scheduler) if self.grammar_state else None
 
     def _collect(self) -> tuple[Delta, ...]:
         """Wait for the oldest step. If it failed, find the sequence at fault; results of the others stand."""
         batch, ticket, launched_s = self._launched.popleft()
         later: list[Batch] = []
-        log = self._log
+        listeners = self.listeners
         try:
-            asked_s = 0.0 if log is None else self._clock()
+            asked_s = self._clock() if listeners.arrived else 0.0
             output = ticket.result()
             self._recovery.num_lost = 0
             if self.tiers is not None:
                 self.tiers.departures.settle(batch.step)
-            if self._is_timed:
-                self._time(batch, launched_s, asked_s, self._clock())
+            if listeners.arrived:
+                self._tell_arrival(batch, launched_s, asked_s)
         except RankLostError:
             raise
         except StepInterruptedError:
@@ -437,8 +303,8 @@ class Engine:
             return ()
         except Exception as error:
             self._distrust()
-            if log is not None:
-                log.lose()
+            for lost in listeners.lost:
+                lost()
             if self.scheduler.pool.groups.num_states:
                 self._lose(batch, error)
                 return ()
@@ -447,12 +313,9 @@ class Engine:
                 self._interruptible.yields = False
             output = self._recovery.recover(batch, self.scheduler.flights.live(batch), error, self._run)
         now = self._clock()
-        if self.on_commit is not None:
-            self.on_commit(batch, output, self._turn_s, now)
-        deltas = self.scheduler.commit(batch, output, now)
-        self._was_busy = self.scheduler.has_work
-        if self.grammar_state:
-            deltas = self.grammar_state.follow(deltas, self.scheduler)
+        for landed in listeners.landed:
+            landed(batch, output, self._turn_s, now)
+        deltas = self.proposer.follow(self.scheduler.commit(batch, output, now))
         for again in later:
             self._launched.append((again, self._launch(again, self.scheduler.flights.live(again)), now))
         return deltas
@@ -463,8 +326,8 @@ class Engine:
 
     def _abandon(self, batch: Batch) -> None:
         """The oldest step made way for an interactive request. It and those after it are planned again."""
-        if self._log is not None:
-            self._log.lose()
+        for lost in self.listeners.lost:
+            lost()
         for one in (*reversed(self._withdraw()), batch):
             self.scheduler.abandon(one)
 
@@ -474,31 +337,12 @@ class Engine:
         self._recovery.lose(error)
         self._abandon(batch)
 
-    def _time(self, batch: Batch, launched_s: float, asked_s: float, now: float) -> None:
-        """A step's tokens have arrived."""
-        if self._log is not None:
-            self._log.output(asked_s, now)
-        seconds = now - max(launched_s, self._output_s)
-        if self.proposals is not None:
-            # A step that had to wait for the tokens before it pays for what was done between them, guessing apart.
-            between_s = launched_s - self._output_s - self._proposing_s if self._was_busy else 0.0
-            has_waited = self.depth > 1 and launched_s >= self._output_s
-            self.proposals.take(batch, seconds + max(between_s, 0.0), has_waited=has_waited)
-        self.scheduler.note_step(batch, seconds)
-        if self._step_size is not None:
-            self._resize(self._step_size, batch, seconds)
-        for source in (self.tiers, self.peers):
-            if source is not None:
-                source.note_step(batch, seconds)
+    def _tell_arrival(self, batch: Batch, launched_s: float, asked_s: float) -> None:
+        now = self._clock()
+        arrival = StepArrival(batch, launched_s, asked_s, now, now - max(launched_s, self._output_s))
         self._output_s = now
-
-    def _resize(self, step_size: StepSize, batch: Batch, seconds: float) -> None:
-        scheduler, before = self.scheduler, self.scheduler.limits
-        limits = step_size.resize(before, batch, seconds, is_shared=scheduler.is_shared)
-        if limits is not before:
-            scheduler.resize(limits)
-            sizes, took = (limits.max_batch_tokens, limits.shared_tokens), (batch.num_tokens, seconds)
-            LOGGER.info("steps have up to %d tokens from now on, shared ones %d: %d took %.2f s", *sizes, *took)
+        for arrived in self.listeners.arrived:
+            arrived(arrival)
 
     def _withdraw(self) -> list[Batch]:
         """Steps launched after a failed one read its tokens: wait until they are over, then launch them again."""
@@ -510,11 +354,3 @@ class Engine:
             except Exception:
                 continue
         return [batch for batch, _, _ in launched]
-
-
-def _refusals(request: Request, message: str, fault: Fault) -> list[Delta]:
-    return _endings(request, Finish(FinishReason.ERROR, message, fault))
-
-
-def _endings(request: Request, finish: Finish) -> list[Delta]:
-    return [Delta(request.request_id, choice, (), finish) for choice in range(request.params.n)]

@@ -9,6 +9,7 @@ from penstock.runtime.core.batch import Batch, Chunk
 from penstock.runtime.core.scheduler import Scheduler
 from penstock.runtime.core.sequence import Sequence
 from penstock.runtime.engine.engine import Engine
+from penstock.runtime.engine.loop.listeners import StepListener
 
 LOGGER = logging.getLogger(__name__)
 
@@ -16,8 +17,17 @@ LOGGER = logging.getLogger(__name__)
 def explain_steps(engine: Engine) -> None:
     """Have the engine's decisions logged, if anybody reads lines of that level; else nothing is done, then or later."""
     if LOGGER.isEnabledFor(logging.DEBUG):
-        scheduler = engine.scheduler
-        engine.on_schedule = lambda batch: LOGGER.debug("%s", explained(scheduler, batch))
+        engine.listeners.add(Explainer(engine.scheduler))
+
+
+class Explainer(StepListener):
+    """Logs each planned step."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+
+    def scheduled(self, batch: Batch) -> None:
+        LOGGER.debug("%s", explained(self._scheduler, batch))
 
 
 def explained(scheduler: Scheduler, batch: Batch) -> str:

@@ -216,8 +216,12 @@ class GrammarState:
         """Where only one text can come next, its tokens are drafts that cannot be wrong; the last is drawn after them.
 
         With `depth` steps in flight some of the tokens are drawn there, and a sequence leaves as many steps out while its
-        drafts are verified.
+        drafts are verified. A GPU that keeps several in flight replays recorded steps: drafts beside prompts would make steps
+        of sizes that nothing else has, and their recording costs more than forced tokens save.
         """
+        if depth > 1 and (scheduler.num_waiting or scheduler.prompts):
+            self._forced.clear()
+            return
         least = MIN_FORCED + 2 * (depth - 1)
         forced = {key: token_ids for key, token_ids in self._forced.items() if len(token_ids) >= least}
         self._forced.clear()

@@ -12,6 +12,7 @@ from penstock.runtime.core.batch import Batch, StepOutput
 from penstock.runtime.core.blocks import BlockPool
 from penstock.runtime.core.inspection import PoolState, SequenceState, pool_state, sequence_states
 from penstock.runtime.engine.engine import Engine
+from penstock.runtime.engine.loop.listeners import StepListener
 
 PERIOD_S = 0.25
 """Between two views."""
@@ -49,7 +50,7 @@ class EngineView(NamedTuple):
     """What making this view took."""
 
 
-class Observer:
+class Observer(StepListener):
     """Belongs to the thread of the engine's loop, except `look`."""
 
     def __init__(self, engine: Engine, clock: Callable[[], float]) -> None:
@@ -58,6 +59,7 @@ class Observer:
         self._until_s = 0.0
         self._next_s = 0.0
         self._last_end_s = 0.0
+        self._is_listening = False
         self._steps: deque[StepView] = deque(maxlen=MAX_STEPS)
 
     def look(self, seconds: float) -> None:
@@ -71,11 +73,12 @@ class Observer:
         """A view, if it is time for one."""
         now = self._clock()
         if now >= self._until_s:
-            if self._engine.on_commit is not None:
-                self._engine.on_commit = None
+            if self._is_listening:
+                self._listen(is_on=False)
                 self._steps.clear()
             return None
-        self._engine.on_commit = self._see
+        if not self._is_listening:
+            self._listen(is_on=True)
         if now < self._next_s:
             return None
         scheduler = self._engine.scheduler
@@ -86,9 +89,12 @@ class Observer:
         self._next_s = now + max(PERIOD_S, cost_s / COST_FRACTION)
         return EngineView(now, steps, sequences, pool, cost_s)
 
-    def _see(self, batch: Batch, output: StepOutput, start_s: float, end_s: float) -> None:
-        """A step is over: its tokens have arrived and are not committed yet."""
-        begin_s, self._last_end_s = max(start_s, self._last_end_s), end_s
+    def _listen(self, *, is_on: bool) -> None:
+        self._is_listening = is_on
+        (self._engine.listeners.add if is_on else self._engine.listeners.remove)(self)
+
+    def landed(self, batch: Batch, output: StepOutput, turn_s: float, now: float) -> None:
+        begin_s, end_s, self._last_end_s = max(turn_s, self._last_end_s), now, now
         num_prompt = num_decoding = num_drafts = num_accepted = num_read = 0
         rows = []
         for chunk, drawn in zip(batch.chunks, output.tokens):

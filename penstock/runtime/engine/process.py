@@ -226,7 +226,7 @@ def _step(engine: Engine, feed: BlockFeed | None, reports: "zmq.Socket[bytes]") 
     if not deltas and engine.num_steps == num_steps:
         return False
     scheduler = engine.scheduler
-    grammar_state = engine.grammar_state
+    grammar_state = engine.proposer.grammar_state
     grammars = grammar_state.counts if grammar_state is not None and grammar_state.counts.num_asked else None
     matched = () if grammar_state is None else grammar_state.ended()
     report = StepReport(

@@ -16,14 +16,15 @@ from penstock.errors import ConfigError
 from penstock.lines import LineFile
 from penstock.runtime.core.batch import Batch
 from penstock.runtime.core.features import COLUMNS, STEPS_VERSION, Features, StepTime, features_of
+from penstock.runtime.engine.loop.listeners import StepArrival, StepListener
 
 MAX_LINES = 1_000_000
 
 
-class StepLog:
-    """Told by the engine what happens when; tells `write` of each step once all of its turn is known.
+class StepLog(StepListener):
+    """Tells `write` of each step once all of its turn is known.
 
-        turn      launch         output         end                turn
+        turned    launched       arrived        ended              turned
          |-- host --|--- device ----|--- host ---|-- the caller's ---|
 
     With steps in flight (`overlaps`) launching is the host's work, and only waiting for an output is not.
@@ -43,39 +44,34 @@ class StepLog:
         self._blocked_s = 0.0
         """Of this turn, spent waiting for the device."""
 
-    def turn(self, now: float) -> None:
-        """A turn of the loop begins, and so the one before it is over."""
+    def turned(self, now: float) -> None:
         self._report(now, is_busy=True)
         if self._origin_s is None:
             self._origin_s = now
         self._turn_s, self._blocked_s = now, 0.0
 
-    def launch(self, batch: Batch, now: float) -> None:
-        """A step is about to be launched."""
+    def launched(self, batch: Batch, now: float) -> None:
         rest_s = 0.0 if self._idle_since_s is None else self._turn_s - self._idle_since_s
         self._idle_since_s = None
         self._launches.append((features_of(batch), rest_s, now))
 
-    def output(self, asked_s: float, now: float) -> None:
-        """The oldest step's tokens have come; the loop has waited for them since `asked_s`."""
+    def arrived(self, arrival: StepArrival) -> None:
+        asked_s, now = arrival.asked_s, arrival.now
         if self._launches:
             features, rest_s, launch_s = self._launches.popleft()
             self._collected.append((features, rest_s, now - max(launch_s, self._output_s)))
             self._blocked_s += now - (asked_s if self._overlaps else launch_s)
         self._output_s = now
 
-    def lose(self) -> None:
-        """A step failed: it, and those launched after it, are computed again in ways that say nothing of others."""
+    def lost(self) -> None:
         self._launches.clear()
 
-    def end(self, now: float, *, has_work: bool) -> None:
-        """The turn has done what it had to; with work left, the time until the next is its own."""
+    def ended(self, now: float, *, has_work: bool) -> None:
         self._end_s = now
         if not has_work:
-            self.rest()
+            self.resting()
 
-    def rest(self) -> None:
-        """The loop is about to sleep."""
+    def resting(self) -> None:
         self._report(self._end_s, is_busy=False)
         if self._idle_since_s is None and self._origin_s is not None and not self._launches:
             self._idle_since_s = self._end_s

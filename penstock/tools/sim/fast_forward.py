@@ -1,6 +1,6 @@
 """A replica that looks at a sequence only when something becomes of it.
 
-While a sequence generates, its steps only repeat. So the scheduler is told how many steps each goes on by itself (`ahead`):
+While a sequence generates, its steps only repeat. So the scheduler (`runs`) is told how many steps each continues by itself:
 it plans them as one chunk, leaves the sequence out of its plans meanwhile and counts it in every step's budget. The sequences
 that fast-forward make up each step together with the prompts that the scheduler plans beside them; durations follow from their
 number and the sum of their lengths. Each is committed when its run is over, at the very time at which its last step ended.
@@ -20,10 +20,10 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from penstock.runtime.core.batch import Arrival, Batch, Chunk, StepOutput, make
-from penstock.runtime.core.scheduler import Scheduler
 from penstock.tools.cost.cost import Cost, Summing
 from penstock.tools.sim.clock import EventQueue
 from penstock.tools.sim.replica import TOKEN, Ledger, Replica
+from penstock.tools.sim.runs import RunScheduler, num_run_steps
 from penstock.tools.sim.tracing import SimulationTracer
 
 MAX_STRETCH = 64
@@ -49,10 +49,12 @@ class FastForwardReplica(Replica):
     """Same results as `Replica` at depth 1 without drafts, faster. `settles`: service is counted while sequences
     fast-forward."""
 
+    scheduler: RunScheduler
+
     def __init__(
         self,
         name: str,
-        scheduler: Scheduler,
+        scheduler: RunScheduler,
         cost: Cost,
         events: EventQueue,
         ledger: Ledger,
@@ -130,7 +132,7 @@ class FastForwardReplica(Replica):
     def _launch(self, batch: Batch, now: float) -> None:
         """Let decoding sequences fast-forward; the others compute a part of their prompts in the next step."""
         self._num_fresh = 0
-        for part in self.scheduler.flights.split(batch):
+        for part in self.scheduler.split(batch):
             (chunk,) = part.chunks
             row = chunk.row
             if chunk.arrival is not None:
@@ -143,7 +145,7 @@ class FastForwardReplica(Replica):
             self._runs[row] = run
             heappush(self._due, run)
             self._num_positions += chunk.start + 1
-            self._num_unused += chunk.num_fast_forward
+            self._num_unused += num_run_steps(chunk)
             self._num_fresh += 1
 
     def _enter(self, row: int, chunk: Chunk, arrival: Arrival) -> None:
@@ -175,7 +177,7 @@ class FastForwardReplica(Replica):
         summing = self._summing
         if summing is None:
             singles = [
-                make(Chunk, (row, run.batch.chunks[0].start + done, 1, (), (), True, None, 0, 0, (), ()))
+                make(Chunk, (row, run.batch.chunks[0].start + done, 1, (), (), True, None, 0, (), ()))
                 for row, run in self._runs.items()
                 for done in (self._step - run.first_step,)
             ]
@@ -260,7 +262,7 @@ class FastForwardReplica(Replica):
                 drawn = _DRAWN[1]
                 num_steps = self._steps_alone(chunk.row, chunk.end, far, near)
                 far -= num_steps // limits.block_size
-            deltas = scheduler.commit(part, StepOutput((drawn,)), now, (num_steps,))
+            deltas = scheduler.commit_run(part, StepOutput((drawn,)), now, num_steps)
             self._ledger.observe(deltas, now)
 
     def _commit_run(self, run: FastForward, far: int, near: int, now: float) -> int:
@@ -270,7 +272,7 @@ class FastForwardReplica(Replica):
         count = self._step - run.first_step
         num_steps = self._steps_alone(row, start + count, far, near)
         drawn = _DRAWN[count] if count < len(_DRAWN) else (TOKEN,) * count
-        deltas = self.scheduler.commit(run.batch, StepOutput((drawn,)), now, (num_steps,))
+        deltas = self.scheduler.commit_run(run.batch, StepOutput((drawn,)), now, num_steps)
         self._runs.pop(row)
         self._num_positions -= start + count + 1
         self._num_unused -= chunk.length - count

@@ -161,8 +161,14 @@ class Pool:
         ready = [view for view in views if view.is_ready]
         kv_fraction = sum(view.kv_usage_fraction for view in ready) / max(len(ready), 1)
         num_waiting = sum(replica.num_queued for replica in self._live) + len(self._queue)
-        num_served = self._num_calls - sum(view.num_pending for view in views)
-        served_per_s = self._served.note(num_served, len(ready), now, is_full=num_waiting > len(ready))
+        num_pending = sum(view.num_pending for view in views)
+        served_per_s = self._served.note(
+            self._num_calls - num_pending,
+            len(ready),
+            now,
+            is_full=num_waiting > len(ready),
+            num_pending=num_pending,
+        )
         return Pressure(
             kv_fraction, num_waiting, served_per_s, *self._trend.note(self._num_calls + len(self._queue), now)
         )

@@ -114,34 +114,66 @@ FULL = 0.9
 
 
 class ServedRate:
-    """Requests a second that a replica serves, as its best moments show while requests wait: with little to do it serves
-    little, which says nothing."""
+    """Requests a second that a replica serves at most.
+
+    Its best moments while requests wait show it. Before any has waited, how requests slow each other down does: with n of
+    them inside, each stays a + b * n seconds, so that n / (a + b * n) are served a second, and 1 / b at most.
+    """
 
     KEPT = 0.995
     """Of it, from one check to the next, lest what was once possible counts for ever."""
     LEARNT = 0.3
     """Of a new rate, what counts: a moment in which many ended at once is no rate."""
+    REMEMBERED = 0.99
+    """Of what stays told so far, from one check to the next."""
+    LEAST_SPREAD = 0.25
+    """Of the requests inside, their spread over their mean from which on a line through stays says something."""
 
     def __init__(self, per_s: float = 0.0) -> None:
         self.per_s = per_s
-        self._latest = 0.0
+        self._latest = self._inside = self._best = 0.0
         self._last: tuple[int, float] | None = None
+        self._sums = [0.0] * 5
+        """Of 1, n, stays, n * n, n * stays."""
 
-    def note(self, num_served: int, num_replicas: int, now: float, *, is_full: bool = True) -> float:
+    def note(
+        self, num_served: int, num_replicas: int, now: float, *, is_full: bool = True, num_pending: int = 0
+    ) -> float:
         """So many were served so far, lately by so many replicas; `is_full` says that others waited meanwhile."""
         if self._last is not None and now > self._last[1] and num_replicas:
             latest = (num_served - self._last[0]) / (now - self._last[1]) / num_replicas
             self._latest += (self.LEARNT if self._latest else 1.0) * (latest - self._latest)
+            self._inside += (self.LEARNT if self._inside else 1.0) * (num_pending / num_replicas - self._inside)
+            self._learn_stay()
+            self._best = max(self._latest, self.KEPT * self._best)
             if is_full or self._latest > self.per_s > 0.0:
                 self.per_s = max(self._latest, self.KEPT * self.per_s)
         self._last = num_served, now
-        return self.per_s
+        return self.per_s or self._by_stays
+
+    def _learn_stay(self) -> None:
+        if self._latest > 0.0 and self._inside > 0.0:
+            inside, stay_s = self._inside, self._inside / self._latest
+            new = (1.0, inside, stay_s, inside * inside, inside * stay_s)
+            self._sums = [self.REMEMBERED * before + one for before, one in zip(self._sums, new, strict=True)]
+
+    @property
+    def _by_stays(self) -> float:
+        """0 while too little was seen."""
+        weight, inside, stays, squares, products = self._sums
+        if weight < 5.0:
+            return 0.0
+        spread = squares / weight - (inside / weight) ** 2
+        if spread < (self.LEAST_SPREAD * inside / weight) ** 2:
+            return 0.0
+        slope = (products / weight - inside * stays / weight**2) / spread
+        return max(1.0 / slope, self._best) if slope > 0.0 else 0.0
 
 
 class ArrivalTrend:
     """Requests that come a second, smoothed, and how that changes: Holt's two lines."""
 
-    LEVEL, SLOPE = 0.4, 0.2
+    LEVEL, SLOPE = 0.2, 0.1
     """Of what is new, what counts."""
 
     def __init__(self) -> None:

@@ -9,7 +9,7 @@ from penstock.metrics.summary import Slo, Summary, summarize
 from penstock.metrics.timeline import Timeline, Timelines
 from penstock.runtime.core.request import Request
 from penstock.runtime.garbage import collection_paused
-from penstock.runtime.sizing import Sizing, make_scheduler, step_size
+from penstock.runtime.sizing import Sizing, make_scheduler, scheduler_of, step_size
 from penstock.service.router.policy import LeastPending, Policy
 from penstock.tools.cost.cost import Cost, TimeVaryingCost
 from penstock.tools.sim.adapters import AdapterShelf, ShelfRoom
@@ -20,6 +20,7 @@ from penstock.tools.sim.handover import Arrived, Disaggregation, Handover
 from penstock.tools.sim.history import HistorySample
 from penstock.tools.sim.pool import Member, Pool
 from penstock.tools.sim.replica import Ledger, Replica
+from penstock.tools.sim.runs import RunScheduler
 from penstock.tools.sim.scaling import Scaling
 from penstock.tools.sim.speculation import Guessing, Speculation
 from penstock.tools.sim.tracing import SimulationTracer
@@ -138,14 +139,13 @@ class Fleet:
         return made
 
     def _replica(self, name: str, events: EventQueue, ledger: Ledger, tracer: SimulationTracer | None) -> Replica:
-        scheduler = make_scheduler(self.config, self.sizing)
         joins = self.config.scheduler.batching == "continuous"
         sized = None if self.config.scheduler.tpot_target_ms is None else step_size(self.config, "cuda")
         if self.predicts and self.depth == 1 and self.guessing is None and sized is None:
             settles = self.config.scheduler.order == "fair"
             return FastForwardReplica(
                 name,
-                scheduler,
+                scheduler_of(RunScheduler, self.config, self.sizing),
                 self.cost,
                 events,
                 ledger,
@@ -154,6 +154,7 @@ class Fleet:
                 tracer=tracer,
                 seed=self.seed,
             )
+        scheduler = make_scheduler(self.config, self.sizing)
         speculation = Speculation(self.guessing, name, scheduler) if self.guessing else None
         return Replica(
             name,

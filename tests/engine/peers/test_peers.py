@@ -64,6 +64,7 @@ def test_blocks_travel_while_the_rest_is_computed(pair: tuple[Turning, Turning])
     prefill.runner.hold()
     asked = prompt(1, 200)
     first = prefill.submit(asked, 1)
+    prefill.until(lambda: prefill.runner.is_held)
     answer = decode.submit(asked, peer=prefill.peer(computes=True))
     for num_steps in range(1, 4):
         prefill.until(prefill.has_mail)  # the reader asks, or has passed on what it got
@@ -235,6 +236,7 @@ def test_a_peer_that_dies_or_was_never_there_leaves_the_rest_to_be_computed() ->
         with turning() as prefill:
             prefill.runner.hold()
             prefill.submit(asked, 1)
+            prefill.until(lambda: prefill.runner.is_held)
             peer = prefill.peer(computes=True)
             answer = decode.submit(asked, peer=peer)
             prefill.until(prefill.has_mail)
@@ -253,6 +255,7 @@ def test_a_request_that_is_cancelled_while_its_blocks_come_is_over(pair: tuple[T
     prefill.runner.hold()
     asked = prompt(8, 200)
     prefill.submit(asked, 1)
+    prefill.until(lambda: prefill.runner.is_held)
     answer = decode.submit(asked, peer=prefill.peer(computes=True))
     prefill.until(prefill.has_mail)
     prefill.runner.tickets.release(1)
@@ -281,3 +284,26 @@ def test_a_peer_is_read_as_it_was_written(mode: str) -> None:
     for host in ("127.0.0.1", "replica-3.internal", "::1"):
         peer = Peer(host, 4000, bytes(range(16)), mode == "c")
         assert read_peer(peer.encode()) == peer
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_blocks_for_another_machine_are_read_from_memory_where_nixl_is_installed(
+    is_there: bool, pair: tuple[Turning, Turning], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it they go through the connection; answers are the same."""
+    monkeypatch.setattr(server, "LEAST_SHARED_BYTES", 0)
+    monkeypatch.setattr("penstock.runtime.engine.peers.channel._is_local", lambda connection: False)
+    if is_there:
+        pytest.importorskip("nixl")
+    else:
+        monkeypatch.setattr("penstock.runtime.engine.peers.rdma.is_installed", lambda: False)
+    prefill, decode = pair
+    for ways in (prefill.peers._server, decode.peers.remote):
+        prefill.until(lambda ways=ways: not is_there or ways._spares._spare is not None)
+    for seed in range(3):
+        asked = prompt(40 + seed, 200)
+        first = prefill.submit(asked, 1)
+        assert decode.ask(asked, peer=prefill.peer(computes=True)) == expected(asked)
+        prefill.answer(first)
+    assert prefill.peers.counts.shared_peers == is_there
+    assert faults(decode) == {}

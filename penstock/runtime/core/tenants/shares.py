@@ -61,14 +61,14 @@ def share_step(roster: Roster, budget: int, most: int | None) -> tuple[int, bool
         budget = min(budget, most)
     if not is_contended and len(roster.running) <= budget:
         return budget, is_shared, None
-    return budget, is_shared, divide(roster, max(budget - len(roster.running) + len(roster.present), 0))
+    return budget, is_shared, divide(roster, max(budget - len(roster.running) + len(roster.plannable()), 0))
 
 
 def divide(roster: Roster, budget: int) -> Shares:
     """Shares of a step of so many tokens."""
     rows: dict[str, list[Sequence]] = {}
     prompts: Counter[str] = Counter()
-    for sequence in roster.in_order():
+    for sequence in roster.plannable():
         if sequence.request.is_batch or sequence.num_verifying:
             continue
         if sequence.holds_next:

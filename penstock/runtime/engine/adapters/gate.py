@@ -91,6 +91,7 @@ class Entry:
 
     path: str
     adapter: Any = None
+    num_bytes: int = 0
     is_reading: bool = False
     waiting: deque[Request] = field(default_factory=deque)
     orders: list[int] = field(default_factory=list)
@@ -184,7 +185,7 @@ class AdapterGate:
                 del self._entries[read.path]
             entry.waiting.clear()
             return Entrance((), refused)
-        entry.adapter = read.adapter
+        entry.adapter, entry.num_bytes = read.adapter, read.adapter.num_bytes
         self._counts = self._counts._replace(num_read=self._counts.num_read + 1)
         return self._let_in(entry)
 
@@ -360,13 +361,13 @@ class AdapterGate:
         """The host keeps what was used last, as far as there is room."""
         self._kept[entry.path] = None
         self._kept.move_to_end(entry.path)
-        total = sum(self._entries[path].adapter.num_bytes for path in self._kept if path in self._entries)
+        total = sum(self._entries[path].num_bytes for path in self._kept if path in self._entries)
         for path in list(self._kept):
             one = self._entries.get(path)
             if total <= HOST_BYTES or one is None or one is entry:
                 continue
             if one.adapter.digest not in self._residents and not one.waiting and not one.is_reading:
-                total -= one.adapter.num_bytes
+                total -= one.num_bytes
                 del self._entries[path], self._kept[path]
 
 

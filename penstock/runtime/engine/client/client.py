@@ -87,6 +87,7 @@ class EngineClient:
         self.on_blocks: Callable[[BlocksChanged], None] | None = None
         """Called with changes of the prefix cache after `follow_blocks`; with all of it when an engine starts or ends."""
         self.ready = asyncio.Event()
+        self.config = config
         self._command = command
         self._spawned = spawned
         self._setup = encode_config(config)

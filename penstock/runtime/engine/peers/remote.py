@@ -11,10 +11,21 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
-from penstock.runtime.engine.peers import shared
+from penstock.runtime.engine.peers import rdma, shared
 from penstock.runtime.engine.peers.channel import Channel, ChannelError, PeerFrame, StaleError, connect
 from penstock.runtime.engine.peers.counts import FetchEnd
-from penstock.runtime.engine.peers.server import ALIVE, ASK, MAPPED, OVER, PLACED, RECORDS, SHARED, SIZE, TAKEN
+from penstock.runtime.engine.peers.server import (
+    ALIVE,
+    ASK,
+    FRAME_BYTES,
+    MAPPED,
+    OVER,
+    PLACED,
+    RECORDS,
+    SHARED,
+    SIZE,
+    TAKEN,
+)
 from penstock.runtime.engine.tiers.policy import Rates
 from penstock.runtime.engine.tiers.record import KVRecord, decode_record, key_of
 
@@ -67,6 +78,7 @@ class RemoteTier:
         self._open: set[Channel] = set()
         self._shared: dict[Channel, shared.SharedSegment] = {}
         """Memory that the peer at the other end writes records to."""
+        self._spares = rdma.SpareSegments(FRAME_BYTES)
         self._lock = threading.Lock()
         self._num_active = 0
 
@@ -183,7 +195,8 @@ class RemoteTier:
             raise
 
     def _map(self, channel: Channel, words: bytes) -> None:
-        segment = shared.open_segment(words)
+        is_far = words.startswith(rdma.MARK)
+        segment = self._spares.open(words) if is_far else shared.open_segment(words)
         if segment is not None:
             self._shared[channel] = segment
         channel.send(MAPPED, bytes([segment is not None]))

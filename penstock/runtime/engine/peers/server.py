@@ -5,7 +5,8 @@ records  (length 4 | record) ...
 alive                                     the rest is still being computed
 over                                      no more will come
 
-To a peer on the same machine much goes through memory that both see: `shared.py`.
+To a peer on the same machine much goes through memory that both see (`shared.py`), to one on another through memory that it
+reads by itself, if both can (`rdma.py`).
 """
 
 import contextlib
@@ -19,8 +20,8 @@ from collections.abc import Callable, Iterator
 from queue import Empty
 
 from penstock.errors import ConfigError
-from penstock.runtime.engine.inbox import Inbox
-from penstock.runtime.engine.peers import shared
+from penstock.runtime.engine.loop.inbox import Inbox
+from penstock.runtime.engine.peers import rdma, shared
 from penstock.runtime.engine.peers.channel import GENERATION_BYTES, Channel, ChannelError, StaleError, greet
 from penstock.runtime.engine.peers.offers import BlockRead, HandedOut, ReadOn
 from penstock.runtime.engine.tiers.record import DIGEST_BYTES, KVRecord, key_of, record_parts
@@ -60,6 +61,7 @@ class BlockServer:
         self._channels: set[Channel] = set()
         self.num_shared = 0
         """Peers that read from memory shared with them."""
+        self._spares = rdma.SpareSegments(FRAME_BYTES)
         self._lock = threading.Lock()
         try:
             self._listener = socket.create_server((host, 0))
@@ -99,7 +101,7 @@ class BlockServer:
             return
         with self._lock:
             self._channels.add(channel)
-        way = _RecordsWay(channel)
+        way = _RecordsWay(channel, self._spares)
         try:
             channel.wait_at_most(IDLE_S)
             while True:
@@ -161,18 +163,19 @@ class BlockServer:
 class _RecordsWay:
     """How records go to one peer: through the connection, or through memory that both see."""
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: Channel, spares: rdma.SpareSegments) -> None:
         self._channel = channel
+        self._spares = spares
         self._segment: shared.SharedSegment | None = None
-        self._is_open = channel.is_local
+        self._is_open = channel.is_local or rdma.is_installed()
         """Shared memory was not tried yet, and might do."""
 
     def prepare(self, num_bytes: int) -> bool:
         """So much is asked for; returns whether memory is shared from now on that was not before."""
         if not self._is_open or num_bytes < LEAST_SHARED_BYTES:
             return False
-        self._is_open = False
-        segment = shared.create(FRAME_BYTES)
+        segment = shared.create(FRAME_BYTES) if self._channel.is_local else self._spares.take()
+        self._is_open = segment is None and not self._channel.is_local  # one may be ready next time
         if segment is None:
             return False
         try:
@@ -182,6 +185,8 @@ class _RecordsWay:
             segment.hide()
         if is_mapped:
             self._segment = segment
+        else:
+            segment.close()
         return is_mapped
 
     def send(self, parts: list[bytes | memoryview]) -> None:

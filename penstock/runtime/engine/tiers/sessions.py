@@ -16,7 +16,7 @@ from typing import BinaryIO, NamedTuple
 
 from penstock.errors import PenstockError
 from penstock.runtime.core.batch import Delta
-from penstock.runtime.core.blocks import BlockPool
+from penstock.runtime.core.blocks import BlockPool, Match
 from penstock.runtime.core.prefix import Holding, Namespace, block_hash, unpacked
 from penstock.runtime.core.request import Request
 from penstock.runtime.engine.tiers.record import KVRecord, decode_record, encode_record, key_of
@@ -89,11 +89,12 @@ class SessionBook:
         self._open: dict[int, KeptSession] = {}
         self._kept: OrderedDict[tuple[str, str], KeptSession] = OrderedDict()
 
-    def begin(self, request: Request) -> None:
+    def begin(self, request: Request, hashes: list[bytes]) -> None:
+        """`hashes`: of the blocks of its prompt."""
         if request.session:
             namespace = Namespace(request.salt, request.adapter)
             self._open[request.request_id] = KeptSession(
-                request.tenant, request.session, namespace, list(request.prompt), 0.0
+                request.tenant, request.session, namespace, list(request.prompt), 0.0, list(hashes)
             )
 
     def follow(self, deltas: tuple[Delta, ...], now: float) -> None:
@@ -108,15 +109,15 @@ class SessionBook:
 
     def _end(self, session: KeptSession, now: float) -> None:
         session.used_s = now
-        self.keep(session)
+        match = self.keep(session)
         self._want(session.hashes)
-        if len(session.hashes) <= self._share(session.tenant, now):
-            self._pool.pin(self._pool.match(session.holding), now + RETAIN_S)
+        if self._has_room(session, now):
+            self._pool.pin(match, now + RETAIN_S)
 
-    def keep(self, session: KeptSession) -> None:
-        """Remember a session; an earlier turn of it, under whatever name, is part of it."""
+    def keep(self, session: KeptSession) -> Match:
+        """Remember a session; an earlier turn of it, under whatever name, is part of it. Returns what is cached of it."""
         holding = session.holding
-        self._pool.match(holding)
+        match = self._pool.match(holding)
         session.hashes = holding.hashes
         names = set(session.hashes)
         for key, other in list(self._kept.items()):
@@ -125,13 +126,20 @@ class SessionBook:
         self._kept[session.tenant, session.name] = session
         while len(self._kept) > MAX_SESSIONS:
             self._kept.popitem(last=False)
+        return match
 
-    def _share(self, tenant: str, now: float) -> int:
-        """Blocks that the tenant may keep besides those that it keeps already."""
+    def _has_room(self, session: KeptSession, now: float) -> bool:
+        """The tenant may keep its blocks on the device, besides those that it keeps there already."""
         recent = [one for one in self._kept.values() if now - one.used_s < RETAIN_S]
-        tenants = {one.tenant for one in recent} | {tenant}
-        taken = {hash for one in recent[:-1] if one.tenant == tenant for hash in one.hashes}
-        return int(self._pool.num_blocks * RETAINED_FRACTION) // len(tenants) - len(taken)
+        tenants = {one.tenant for one in recent} | {session.tenant}
+        most = int(self._pool.num_blocks * RETAINED_FRACTION) // len(tenants) - len(session.hashes)
+        taken: set[bytes] = set()
+        for one in reversed(recent[:-1]):
+            if len(taken) > most:
+                break
+            if one.tenant == session.tenant:
+                taken.update(one.hashes)
+        return len(taken) <= most
 
     def find(self, name: str) -> KeptSession:
         """By its name, or by tenant and name."""

@@ -204,10 +204,10 @@ class KVTiers:
 
     def fetch(self, request: Request, put: Put) -> bool:
         """Begin to bring what tiers have of a prompt and the device has not; False if nothing is worth waiting for."""
-        self.sessions.begin(request)
         holding = _holding(request, request.prompt)
         found = self._pool.match(holding).blocks
         first, hashes = len(found), holding.hashes
+        self.sessions.begin(request, hashes)
         self.departures.look(found, hashes)
         self._unseen[request.request_id, 0] = False
         missing = hashes[first:]
