@@ -51,8 +51,8 @@ def test_answers_are_the_same_with_and_without(llm: LLM, name: str) -> None:
     found = guessing.generate(PROMPTS, params)
     for ours, theirs in zip(found, plain, strict=True):
         assert [choice.token_ids for choice in ours.choices] == [choice.token_ids for choice in theirs.choices]
-    assert guessing.engine.proposals is not None
-    assert guessing.engine.proposals.num_accepted > 0
+    assert guessing.engine.proposer.proposals is not None
+    assert guessing.engine.proposer.proposals.num_accepted > 0
 
 
 def test_a_quotation_takes_half_the_steps(llm: LLM) -> None:
@@ -68,7 +68,7 @@ def test_a_draft_model_guesses_and_nothing_else_changes(llm: LLM) -> None:
     guessing = LLM.over(llm.loaded, configure(llm.config, **settings))
     (found,), (plain,) = guessing.generate([STORY], params), llm.generate([STORY], params)
     assert found.choices[0].token_ids == plain.choices[0].token_ids
-    proposals = guessing.engine.proposals
+    proposals = guessing.engine.proposer.proposals
     assert proposals is not None
     assert proposals.num_accepted >= 0.9 * proposals.num_checked > 0
 
@@ -98,8 +98,8 @@ def test_heads_change_no_token(llm: LLM, kind: str, tmp_path: Path) -> None:
     guessing = LLM.over(llm.loaded, configure(llm.config, speculate=name, draft_tokens=2))
     found, plain = guessing.generate(PROMPTS, params), llm.generate(PROMPTS, params)
     assert [each.choices[0].token_ids for each in found] == [each.choices[0].token_ids for each in plain]
-    assert guessing.engine.proposals is not None
-    assert guessing.engine.proposals.num_checked > 10
+    assert guessing.engine.proposer.proposals is not None
+    assert guessing.engine.proposer.proposals.num_checked > 10
 
 
 def test_heads_of_another_target_are_refused(llm: LLM, tmp_path: Path) -> None:
@@ -136,5 +136,5 @@ def test_a_guess_beyond_the_end_of_a_grammar_ends_the_answer_there(llm: LLM) -> 
         assert [token for delta in deltas for token in delta.token_ids] == list(plain.token_ids)
         assert deltas[-1].finish is not None
         assert deltas[-1].finish.reason == "stop"
-    assert guessing.engine.proposals is not None
-    assert guessing.engine.proposals.num_accepted > 0
+    assert guessing.engine.proposer.proposals is not None
+    assert guessing.engine.proposer.proposals.num_accepted > 0

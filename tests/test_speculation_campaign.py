@@ -93,7 +93,7 @@ def test_answers_are_those_of_plain_decoding(llm: LLM, drafter: str, situation: 
     if situation == "preempted":
         preempt_often(guessing.engine)
     assert tokens(guessing, situation) == plain(llm, "greedy" if situation == "preempted" else situation)
-    proposals = guessing.engine.proposals
+    proposals = guessing.engine.proposer.proposals
     assert proposals is not None
     assert drafter == "auto" or proposals.num_accepted > 0
 
@@ -116,5 +116,5 @@ def test_predictions_change_no_answer(llm: LLM) -> None:
             heard.setdefault(delta.request_id, []).extend(delta.token_ids)
     for number, answer in enumerate(answers):
         assert tuple(heard[number])[: len(answer[0])] == answer[0]
-    assert guessing.engine.proposals is not None
-    assert guessing.engine.proposals.num_accepted > len(PROMPTS)
+    assert guessing.engine.proposer.proposals is not None
+    assert guessing.engine.proposer.proposals.num_accepted > len(PROMPTS)

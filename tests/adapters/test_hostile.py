@@ -91,6 +91,23 @@ def test_files(tmp_path: Path, spec: ModelSpec) -> None:
     refused(deep, spec, "JSON object")
 
 
+def test_no_memory_is_taken_for_numbers_of_another_model(tmp_path: Path, spec: ModelSpec) -> None:
+    """A file of four terabytes, all of them a hole."""
+    folder = write_adapter(tmp_path / "a", 1)
+    name, columns, size = f"{FIRST}.lora_A.weight", 1 << 38, 1 << 42
+    header = json.dumps({name: {"dtype": "F32", "shape": [4, columns], "data_offsets": [0, size]}}).encode()
+    header = header.replace(b"}}", b"},") + json.dumps(
+        {f"{FIRST}.lora_B.weight": {"dtype": "F32", "shape": [64, 4], "data_offsets": [size, size + 1024]}}
+    ).encode().removeprefix(b"{")
+    with (folder / "adapter_model.safetensors").open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        try:
+            file.truncate(8 + len(header) + size + 1024)
+        except OSError:
+            pytest.skip("no room for holes here")
+    refused(folder, spec, "another base")
+
+
 def test_a_rank_above_the_limit(tmp_path: Path, spec: ModelSpec) -> None:
     refused(write_adapter(tmp_path / "a", 1, rank=9), spec, "at most 8", max_rank=8)
     assert read_adapter(write_adapter(tmp_path / "b", 1, rank=8), spec, 8).rank == 8

@@ -94,6 +94,12 @@ def test_all_dialects_take_an_adapter_as_their_model(server: Server) -> None:
         assert server.post("/v1/completions", {"model": name, **ASKED}).status_code == status, name
 
 
+def test_a_search_of_one_beam_finds_what_the_adapter_would_say(server: Server) -> None:
+    for name in ("tiny", "a0", "a0*0.5+a1"):
+        answer = server.post("/v1/completions", {"model": name, **ASKED, "use_beam_search": True, "beam_width": 1})
+        assert answer.json()["choices"][0]["text"] == completed(server, name)
+
+
 def test_admins_load_reload_and_unload(server: Server, folder: Path) -> None:
     write_adapter(folder / "adapters" / "late", 20)
     body = {"lora_name": "late", "lora_path": "late"}

@@ -10,24 +10,25 @@ from torch.nn.functional import pad
 from penstock.runtime.execution.cuda.verify_graphs import verify_layout
 from penstock.runtime.ops.attention import attention
 from penstock.runtime.ops.layout import BatchLayout
+from penstock.runtime.ops.op import Op
 from penstock.runtime.ops.rows import Decodes
 
 NAME = "paged attention, recorded"
 PADDING_CHUNKS, PADDING_TOKENS = 2, 5
 
 
-def padded_examples() -> Iterator[tuple[tuple[Any, ...], torch.Tensor, list[int]]]:
+def padded_examples(op: Op[..., Any] = attention) -> Iterator[tuple[tuple[Any, ...], torch.Tensor, list[int]]]:
     """Arguments as a recording would have them, what the definition makes of those they stand for, and where these are."""
-    for number, (q, cache, layout, *rest) in enumerate(attention.examples(torch.device("cpu"))):
+    for number, (q, cache, layout, *rest) in enumerate(op.examples(torch.device("cpu"))):
         if number % 3 == 0:
-            truth = attention.definition(q, cache, layout, *rest)
+            truth = op.definition(q, cache, layout, *rest)
             yield (pad(q, (0, 0, 0, 0, 0, PADDING_TOKENS)), cache, padded(layout), *rest), truth, [*range(len(truth))]
-        if len(layout.lengths) == 4 and number % 2:
-            yield checked(q, cache, layout, *rest)
+        if len(layout.lengths) == (4 if op is attention else 3) and number % 2:
+            yield checked(op, q, cache, layout, *rest)
 
 
 def checked(
-    q: torch.Tensor, cache: Any, layout: BatchLayout, *rest: Any
+    op: Op[..., Any], q: torch.Tensor, cache: Any, layout: BatchLayout, *rest: Any
 ) -> tuple[tuple[Any, ...], torch.Tensor, list[int]]:
     """Chunks of up to as many queries as the longest."""
     width, count = max(layout.lengths), len(layout.lengths)
@@ -38,7 +39,7 @@ def checked(
     positions[places], slots[places] = layout.positions, layout.slots
     tables = layout.block_tables.repeat_interleave(width, 0)
     decodes = Decodes(torch.zeros_like(slots), slots, (positions + 1).int(), tables)
-    truth = attention.definition(q, cache, layout, *rest)
+    truth = op.definition(q, cache, layout, *rest)
     return (queries, cache, verify_layout(positions, decodes, width), *rest), truth, places
 
 

@@ -12,7 +12,7 @@ from tests.ops.parity import cases
 from tests.ops.recorded import NAME
 
 ROOT = Path(__file__).parents[2]
-LIBRARY = {"cuda.fp8.multiply_scaled"}
+LIBRARY = {"cuda.fp8.multiply_scaled", "cuda.packed.multiply_whole"}
 """Call a library that only a GPU has."""
 KERNELS = [kernel.name for _, device_type, kernel in cases() if device_type == "cuda"]
 

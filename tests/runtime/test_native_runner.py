@@ -19,6 +19,7 @@ from penstock.runtime.draft.drafter import Guess, View
 from penstock.runtime.draft.proposals import Proposals
 from penstock.runtime.draft.speculator import Speculator
 from penstock.runtime.engine.engine import Engine
+from penstock.runtime.engine.loop.listeners import StepListener
 from penstock.runtime.execution.eager.forward import States
 from penstock.runtime.execution.eager.runner import ModelRunner, StepRunner
 from penstock.runtime.execution.eager.sampler import NOT_FINITE
@@ -257,20 +258,20 @@ def test_drafts_change_no_answer(
     asked = requests(16, params)
     plain = tokens_of(serve(make_engine(ModelRunner, decoder, num_blocks, 64), asked))
     engine = make_engine(NativeRunner, decoder, num_blocks, 64)
-    engine.proposals = Proposals(engine.scheduler, Speculator([ToldDrafter(plain)], length=4))
+    engine.proposer.proposals = Proposals(engine.scheduler, Speculator([ToldDrafter(plain)], length=4))
     if params == [GREEDY]:
         monkeypatch.setattr(States, "draw", None)
     assert tokens_of(serve(engine, asked)) == plain
     engine.scheduler.check()
     assert (engine.scheduler.num_preemptions > 0) == (num_blocks == 14)
-    assert 0 < engine.proposals.num_accepted < engine.proposals.num_checked
+    assert 0 < engine.proposer.proposals.num_accepted < engine.proposer.proposals.num_checked
 
 
 def test_steps_with_drafts_take_the_short_way(decoder: NativeDecoder, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = requests(MAX_SEQUENCES, [GREEDY])
     plain = tokens_of(serve(make_engine(NativeRunner, decoder, 100, 512), asked))
     engine = make_engine(NativeRunner, decoder, 100, 512)
-    engine.proposals = Proposals(engine.scheduler, Speculator([ToldDrafter(plain)], length=4))
+    engine.proposer.proposals = Proposals(engine.scheduler, Speculator([ToldDrafter(plain)], length=4))
     for request in asked:
         engine.submit(request)
     heard = list(engine.step())
@@ -292,15 +293,17 @@ def test_batch_requests_that_are_interrupted_lose_nothing(
     source = random.Random(1)
     num_abandoned = 0
 
-    def on_schedule(_: Batch) -> None:
-        engine.runner.interrupt(is_on=source.random() < 0.4)
+    class Interrupting(StepListener):
+        def scheduled(self, batch: Batch) -> None:
+            engine.runner.interrupt(is_on=source.random() < 0.4)
 
     def abandon(batch: Batch) -> None:
         nonlocal num_abandoned
         num_abandoned += 1
         Scheduler.abandon(engine.scheduler, batch)
 
-    engine.on_schedule, engine.scheduler.abandon = on_schedule, abandon
+    engine.listeners.add(Interrupting())
+    engine.scheduler.abandon = abandon
     assert tokens_of(serve(engine, asked)) == tokens_of(serve(calm, asked))
     assert num_abandoned > 10
     engine.scheduler.check()
@@ -309,7 +312,12 @@ def test_batch_requests_that_are_interrupted_lose_nothing(
 def test_steps_of_interactive_requests_are_not_interrupted(decoder: NativeDecoder) -> None:
     asked = requests(8, PARAMS)
     engine = make_engine(NativeRunner, decoder, 100, 256, is_laned=True)
-    engine.on_schedule = lambda _: engine.runner.interrupt(is_on=True)
+
+    class Interrupting(StepListener):
+        def scheduled(self, batch: Batch) -> None:
+            engine.runner.interrupt(is_on=True)
+
+    engine.listeners.add(Interrupting())
     assert tokens_of(serve(engine, asked)) == tokens_of(serve(make_engine(NativeRunner, decoder, 100, 256), asked))
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from penstock.runtime.execution.cuda import copies
-from penstock.runtime.execution.cuda.copies import PinnedRows
+from penstock.runtime.execution.cuda.copies import PinnedRows, cut
 
 
 @pytest.fixture
@@ -38,3 +38,20 @@ def test_neighbours_are_filled_together_and_others_alone(rows: PinnedRows) -> No
     staged = torch.randint(0, 255, (5, 10), dtype=torch.uint8)
     rows.fill(order, staged)
     assert [bytes(rows.lend(row)) for row in order] == [bytes(row.tolist()) for row in staged]
+
+
+def test_neighbours_are_read_together_and_what_lies_elsewhere_is_told(rows: PinnedRows) -> None:
+    order = [1, 2, 3, 4, 0, 6]
+    staged = torch.randint(0, 255, (6, 10), dtype=torch.uint8)
+    rows.fill(order, staged)
+    lent = [rows.lend(row) for row in order]
+    runs = rows.runs(lent)
+    assert runs is not None
+    assert [len(run) for run in runs] == [3, 1, 1, 1], "four rows are a slab"
+    assert torch.equal(torch.cat(runs), staged)
+    for most in (1, 2, 4, 9):
+        pieces = [torch.cat(piece) for piece in cut(runs, most)]
+        assert all(len(piece) == most for piece in pieces[:-1])
+        assert torch.equal(torch.cat(pieces), staged)
+    assert rows.runs([*lent, bytes(10)]) is None
+    assert rows.runs([lent[0][1:]]) is None, "a part of a row is no row"

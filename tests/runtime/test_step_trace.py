@@ -12,7 +12,7 @@ from penstock.runtime.execution.step_trace import kind_of, watched
 from penstock.runtime.models import catalog
 from penstock.tools.cost.hardware import find
 from penstock.tools.cost.parts import LINEARS, work_by_part
-from penstock.tools.measure.step_profile import StepShape, TracedSpan, chrome_trace, profile_of
+from penstock.tools.measure.step_profile import StepShape, TracedSpan, chrome_trace, profile_of, timeline
 from tests.runtime.test_engine import serve
 from tests.runtime.test_native import SPECS, twins
 from tests.runtime.test_native_runner import make_engine
@@ -77,3 +77,14 @@ def test_work_adds_up_to_the_model_and_a_step_stands_beside_its_roofline() -> No
 )
 def test_kernels_have_a_kind(kernel: str, kind: str) -> None:
     assert kind_of(kernel) == kind
+
+
+def test_a_timeline_is_one_step_from_its_begin() -> None:
+    spans = [
+        TracedSpan(f"part {part}", "linears", 10.0 + step + 0.1 * part, 0.05, part)
+        for step in range(4)
+        for part in range(3)
+    ]
+    found = timeline(spans, 4)
+    assert [one.name for one in found] == ["part 0", "part 1", "part 2"]
+    assert [round(one.start_s, 6) for one in found] == [0.0, 0.1, 0.2]

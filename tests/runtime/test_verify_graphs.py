@@ -1,16 +1,26 @@
 """Steps that check drafts: what a graph of them is told, against what the host works out for the same chunks."""
 
 import random
+from typing import cast
 
+import numpy as np
 import pytest
 import torch
 
 from penstock.runtime.core.batch import Arrival, Chunk
 from penstock.runtime.core.request import SamplingParams
-from penstock.runtime.execution.cuda.graphs import padded_size
+from penstock.runtime.execution.cuda.graphs import GraphParts, padded_size
 from penstock.runtime.execution.cuda.rows import DeviceRows
-from penstock.runtime.execution.cuda.verify_graphs import MAX_TOKENS, VerifyGraphs, describe, verify_layout
+from penstock.runtime.execution.cuda.verify_graphs import (
+    COMMON_SIZES,
+    MAX_TOKENS,
+    USES_TO_RECORD,
+    VerifyGraphs,
+    describe,
+    verify_layout,
+)
 from penstock.runtime.execution.eager.inputs import make_inputs
+from penstock.runtime.models.kinds.cache import TableGroup
 from penstock.runtime.ops.rows import gather_checks
 
 BLOCK_SIZE, NUM_ROWS, MAX_CONTEXT, IDLE_BLOCK = 4, 6, 64, 99
@@ -78,6 +88,36 @@ def test_a_step_is_padded_by_little_or_taken_apart(seed: int) -> None:
     assert size * width >= sum(widths)
 
 
+def test_a_shape_is_recorded_once_it_is_frequent_and_until_then_computed_as_a_common_one() -> None:
+    graphs = VerifyGraphs(cast(GraphParts, None))
+    chunks = [Chunk(row, 9, 5, (7,) * 4, (), True, None, 4) for row in range(12)]
+    assert [graphs.choose(chunks) for _ in range(USES_TO_RECORD)] == [(128, 1)] * USES_TO_RECORD
+    assert graphs.choose(chunks) == VerifyGraphs.shape_of(chunks) == (12, 5)
+    assert max(COMMON_SIZES) == MAX_TOKENS, "whatever can be recorded fits a common size"
+
+
 def test_chunks_of_prompts_are_not_such_a_step() -> None:
     prompt = Chunk(0, 0, 5, (1, 2, 3, 4, 5), (), True, None)
     assert VerifyGraphs.shape_of([prompt, Chunk(1, 9, 2, (7,), (), True, None, 1)]) is None
+
+
+def test_the_device_has_the_block_tables_that_the_host_has() -> None:
+    """Of every group, over steps that bring a few blocks each, one of which is launched again."""
+    numbers = random.Random(5)
+    groups = TableGroup(None, 1), TableGroup(8, 2)
+    rows = DeviceRows(NUM_ROWS + 1, MAX_CONTEXT, BLOCK_SIZE, 1000, CPU, IDLE_BLOCK, groups)
+    for step in range(6):
+        chunks = []
+        for row in numbers.sample(range(NUM_ROWS), 3):
+            ids = tuple(numbers.randrange(90) for _ in range(2))
+            further = (tuple(numbers.randrange(90) for _ in range(4)),)
+            arrival = None if rows.num_blocks[row] else Arrival(SamplingParams(), 0, 1, (), "")
+            chunks.append(Chunk(row, 0, 1, (7,), ids, True, arrival, others=further))
+        rows.place(step, chunks)
+        if step != 3:
+            rows.grow(step, chunks)
+    for table, device in enumerate((rows.device_tables, *rows.further_tables)):
+        columns = slice(table * rows.num_columns, table * rows.num_columns + int(rows.num_blocks.max()))
+        for row in np.flatnonzero(rows.num_blocks):
+            held = int(rows.num_blocks[row])
+            assert device[row, :held].tolist() == rows.all_tables[row, columns][:held].tolist()

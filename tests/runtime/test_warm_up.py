@@ -84,7 +84,7 @@ def test_one_layer_of_each_kind_asks_for_all_that_the_model_asks_for(name: str) 
     assert names >= {
         "_norm_rows",
         "_place",
-        "_decode",
+        "decode_tokens",
         "_runs",
         "_gate",
         "_sum_tiles",

@@ -11,6 +11,7 @@ from penstock.runtime.execution.eager.runner import ModelRunner, StepRunner
 from penstock.runtime.execution.native.decoder import NativeDecoder
 from penstock.runtime.execution.native.runner import NativeRunner
 from penstock.runtime.layers.decoder import Decoder
+from penstock.runtime.layers.kinds.parts import can_record
 
 RUNNERS: dict[tuple[type, str], Any] = {
     (NativeDecoder, "cpu"): NativeRunner,
@@ -24,9 +25,8 @@ def make_runner(network: object, shape: RunnerShape, cache_dtype: torch.dtype | 
     """The runner of a whole model that one process computes; its `depth` says how many steps it is worth having under way."""
     device = getattr(network, "device", None)
     runner = RUNNERS.get((type(network), device.type)) if isinstance(device, torch.device) else None
-    if runner is CudaRunner and isinstance(network, Decoder):
-        kinds = {group.kind for group in network.spec.cache_groups}
-        runner = ModelRunner if kinds & {"latent", "state"} else runner  # recorded steps know keys and values alone
+    if runner is CudaRunner and isinstance(network, Decoder) and not can_record(network.spec):
+        runner = ModelRunner
     if runner is None:
         raise ConfigError(f"a {type(network).__name__} does not generate text in one process")
     made: StepRunner = runner(network, shape, cache_dtype)

@@ -18,7 +18,7 @@ MAX_MARKS = 1 << 20
 KERNEL_KINDS = (
     (
         "attention",
-        ("attend", "attention", "flash", "_decode", "decode_kernel", "_split", "paged", "_merge", "_combine"),
+        ("attend", "attention", "flash", "decode_", "_split", "paged", "_merge", "_combine"),
     ),
     ("sampling", ("sample", "draw", "argmax", "sort", "topk", "softmax", "cumsum", "multinomial")),
     ("experts", ("moe", "expert", "_pairs", "_down")),

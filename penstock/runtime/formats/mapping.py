@@ -21,6 +21,18 @@ def map_file(path: Path) -> Bytes:
 
     The mapping lives as long as any array that looks into it, so there is nothing to close and no view can dangle.
     """
+    descriptor, size = open_regular(path)
+    try:
+        mapped = mmap.mmap(descriptor, size, access=mmap.ACCESS_READ)
+    except (OSError, ValueError) as error:
+        raise ModelFileError(f"{path} cannot be mapped into memory: {_reason(error)}") from None
+    finally:
+        os.close(descriptor)
+    return np.frombuffer(mapped, dtype=np.uint8)
+
+
+def open_regular(path: Path) -> tuple[int, int]:
+    """A descriptor of a regular file, for whoever closes it, and the file's size."""
     try:
         # A pipe would block the open itself, hence O_NONBLOCK; what was opened is judged by its descriptor, so that
         # nobody can swap the file between the check and the use.
@@ -29,18 +41,13 @@ def map_file(path: Path) -> Bytes:
         raise ModelFileError(f"{path} does not exist") from None
     except (OSError, ValueError) as error:
         raise ModelFileError(f"{path!s:.500} cannot be opened: {_reason(error)}") from None
-    try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise ModelFileError(f"{path} is not a regular file; name a model file")
-        if status.st_size == 0:
-            raise ModelFileError(f"{path} is empty; fetch it again")
-        mapped = mmap.mmap(descriptor, status.st_size, access=mmap.ACCESS_READ)
-    except (OSError, ValueError) as error:
-        raise ModelFileError(f"{path} cannot be mapped into memory: {_reason(error)}") from None
-    finally:
+    status = os.fstat(descriptor)
+    fault = "" if stat.S_ISREG(status.st_mode) else "is not a regular file; name a model file"
+    fault = fault or ("" if status.st_size else "is empty; fetch it again")
+    if fault:
         os.close(descriptor)
-    return np.frombuffer(mapped, dtype=np.uint8)
+        raise ModelFileError(f"{path} {fault}")
+    return descriptor, status.st_size
 
 
 def let_go(view: Bytes) -> None:

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from penstock.runtime.models.spec import Activation
+from penstock.runtime.ops.activation import gate
+from penstock.runtime.ops.int8 import Int8, multiply_int8, round_int8
 from penstock.runtime.ops.packed import (
     Grouped,
     PackedWords,
@@ -54,6 +56,26 @@ class PackedLinear(PackedMatrix):
 
     def gated(self, x: Tensor, activation: Activation) -> Tensor:
         return gated_linear_packed(self._ordered(x), self.words, self.bias, activation)
+
+
+class Int8Linear(nn.Module):
+    """A scale a row; what the matrix is multiplied with is rounded to 8 bits too, as its file asks for."""
+
+    def __init__(self, matrix: Grouped, bias: nn.Parameter | None, device: torch.device) -> None:
+        super().__init__()
+        self.values = nn.Parameter(matrix.values.flatten(1).to(device), requires_grad=False)
+        self.scales = nn.Parameter(matrix.scales[:, 0].float().to(device), requires_grad=False)
+        self.bias = bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        return multiply_int8(*round_int8(x), Int8(self.values, self.scales), self.bias, x.dtype)
+
+    def gated(self, x: Tensor, activation: Activation) -> Tensor:
+        return gate(self(x), activation)
+
+    def scores(self, hidden: Tensor) -> Tensor:
+        """As an output matrix, in float32."""
+        return multiply_int8(*round_int8(hidden), Int8(self.values, self.scales), None, torch.float32)
 
 
 class PackedEmbedding(PackedMatrix):

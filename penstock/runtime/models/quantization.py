@@ -6,6 +6,7 @@ and their recipes rewritten; a setting of a method that is not supported is refu
 
 import re
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 from penstock.errors import ModelFileError
@@ -124,12 +125,18 @@ Make = Callable[[str, Collection[str]], "Coded | Mxfp4"]
 
 
 def _compressed_group(section: Fields, group: Fields) -> tuple[Callable[[str], bool], Make]:
-    """Which matrices a group is about, and how one of them is read. What is said of activations is not needed: they are
-    computed with more bits here."""
+    """Which matrices a group is about, and how one of them is read. Of what is said of activations, 8-bit whole
+    numbers are heard; others are computed with more bits here."""
     formats = {name: name for name in _COMPRESSED_FORMATS}
     kind = (group if group.has("format") else section).choice("format", formats)
-    weights = group.section("weights")
-    return target_matcher(group), _COMPRESSED_FORMATS[kind](weights)
+    make = _COMPRESSED_FORMATS[kind](group.section("weights"))
+    rounds = kind == "int-quantized" and group.section("input_activations").whole("num_bits", 0, 64, 0) == 8
+
+    def find(name: str, names: Collection[str]) -> Coded | Mxfp4:
+        recipe = make(name, names)
+        return replace(recipe, rounds=True) if rounds and isinstance(recipe, ScaledBytes) else recipe
+
+    return target_matcher(group), find
 
 
 def _packed(weights: Fields) -> Make:

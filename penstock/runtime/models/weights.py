@@ -163,6 +163,8 @@ class ScaledBytes:
     block: tuple[int, int] | None = None
     factor: float = 1.0
     """Multiplies the scales."""
+    rounds: bool = False
+    """Made for activations that are rounded to 8-bit whole numbers, each token by its own scale (W8A8)."""
 
 
 @dataclass(frozen=True, slots=True)

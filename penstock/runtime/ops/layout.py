@@ -58,6 +58,12 @@ class StateLayout(NamedTuple):
 
     read: Tensor
     written: Tensor
+    known: tuple[list[int], list[int]] | None = None
+    """The same on the host, where a step has it there."""
+
+    def listed(self) -> tuple[list[int], list[int]]:
+        """Slots read and written, for code that goes chunk by chunk."""
+        return self.known or (self.read.tolist(), self.written.tolist())
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,8 @@ class Grouped:
     minimums: Tensor | None
     order: Tensor | None = None
     """Which input stands at each place; None if they stand as they come."""
+    rounds: bool = False
+    """Made to be multiplied with rows rounded to 8 bits; every row has one scale then."""
 
     @property
     def bits(self) -> int:
@@ -57,7 +59,8 @@ class Grouped:
     def take(self, rows: Tensor) -> "Grouped":
         """Rows by number."""
         minimums = None if self.minimums is None else self.minimums.index_select(0, rows)
-        return Grouped(self.values.index_select(0, rows), self.scales.index_select(0, rows), minimums, self.order)
+        values, scales = self.values.index_select(0, rows), self.scales.index_select(0, rows)
+        return replace(self, values=values, scales=scales, minimums=minimums)
 
     def take_columns(self, columns: range) -> "Grouped":
         """Rows between whole groups."""
@@ -68,12 +71,13 @@ class Grouped:
             )
         held = slice(columns.start // GROUP, columns.stop // GROUP)
         minimums = None if self.minimums is None else self.minimums[:, held].contiguous()
-        return Grouped(self.values[:, held].contiguous(), self.scales[:, held].contiguous(), minimums)
+        values, scales = self.values[:, held].contiguous(), self.scales[:, held].contiguous()
+        return Grouped(values, scales, minimums, rounds=self.rounds)
 
     def to(self, device: torch.device) -> "Grouped":
         """Its numbers on a device; `order` stays."""
         minimums = None if self.minimums is None else self.minimums.to(device)
-        return Grouped(self.values.to(device), self.scales.to(device), minimums, self.order)
+        return replace(self, values=self.values.to(device), scales=self.scales.to(device), minimums=minimums)
 
     def with_order(self, order: Tensor | None) -> "Grouped":
         return replace(self, order=order)
@@ -135,7 +139,8 @@ def join_rows(parts: Sequence[Grouped]) -> Grouped:
             "matrices that are joined take their inputs in different orders (GPTQ with desc_act), which packed rows cannot; "
             "load the model with --dtype bfloat16"
         )
-    return Grouped(torch.cat([p.values for p in parts]), torch.cat([p.scales for p in parts]), minimums, order)
+    values, scales = torch.cat([p.values for p in parts]), torch.cat([p.scales for p in parts])
+    return Grouped(values, scales, minimums, order, all(part.rounds for part in parts))
 
 
 def _same_order(left: Tensor | None, right: Tensor | None) -> bool:

@@ -80,10 +80,10 @@ def test_every_answer_is_the_one_it_would_be_alone(name: str) -> None:
     answers = serve(engine, asked)
     scheduler.check()
     assert scheduler.num_preemptions > 0
-    assert engine.proposals is not None
-    assert engine.proposals.num_checked > 0
+    assert engine.proposer.proposals is not None
+    assert engine.proposer.proposals.num_checked > 0
     if name == "all layers":
-        assert engine.proposals.num_accepted > 0
+        assert engine.proposer.proposals.num_accepted > 0
     for request in asked:
         for choice in range(request.params.n):
             tokens = [token for delta in answers[request.request_id, choice] for token in delta.token_ids]

@@ -7,11 +7,13 @@ import pytest
 import torch
 
 from penstock.config import AdapterConfig
+from penstock.errors import ModelFileError
 from penstock.runtime.core.batch import FinishReason
 from penstock.runtime.core.runner import Runner
 from penstock.runtime.core.scheduler import Scheduler
 from penstock.runtime.engine.adapters.gate import AdapterHost
 from penstock.runtime.engine.engine import Engine
+from penstock.runtime.execution.adapters import slots as slots_module
 from penstock.runtime.execution.adapters.adapt import adapt
 from penstock.runtime.execution.eager.runner import ModelRunner
 from penstock.runtime.execution.native.load import load_native
@@ -39,6 +41,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "small": {"rank": 3},
     "large": {"rank": 20},
     "tables": {"embeds": True, "heads": True},
+    "dora": {"use_dora": True, "rank": 6},
+    "another dora": {"use_dora": True, "rank": 8, "heads": True},
 }
 CONFIG = AdapterConfig(adapters_dir=".", max_adapters=2)
 
@@ -81,9 +85,8 @@ def test_ranks_together_adapt_as_one(ranks: Ranks, tmp_path: Path) -> None:
     base = tmp_path / "base"
     llama(tie_word_embeddings=True).save(base)
     files = ModelFiles(str(base), base)
-    kinds = KINDS if ranks.tensor > 1 else KINDS | {"dora": {"use_dora": True}}
     made = [
-        str(write(tmp_path / kind, files.spec, seed, **config)) for seed, (kind, config) in enumerate(kinds.items())
+        str(write(tmp_path / kind, files.spec, seed, **config)) for seed, (kind, config) in enumerate(KINDS.items())
     ]
     paths = [*made, "", *made, made[0]]
     runner = ModelRunner(whole_model(base), SHAPE)
@@ -119,18 +122,30 @@ def test_native_parts_adapt_as_the_whole(ranks: Ranks, tmp_path: Path) -> None:
     assert len(same) >= len(alone) - 1, (together.tokens, alone.tokens)  # sums of parts are rounded otherwise
 
 
-def test_what_one_rank_cannot_serve_is_refused_for_all_and_others_go_on(tmp_path: Path) -> None:
+def test_what_one_rank_cannot_read_is_refused_for_all_and_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the other waits for its part of a DoRA's lengths."""
     base = tmp_path / "base"
     llama(tie_word_embeddings=True).save(base)
     files, ranks = ModelFiles(str(base), base), Ranks(2)
-    good, dora = (str(write(tmp_path / name, files.spec, 1, use_dora=name == "dora")) for name in ("good", "dora"))
+    kinds = {"good": {}, "dora": {"use_dora": True}, "again": {"use_dora": True}}
+    good, dora, again = (str(write(tmp_path / kind, files.spec, 1, **config)) for kind, config in kinds.items())
+    read = slots_module.read_mix
+
+    def failing(path: str, spec: Any, max_rank: int, shard: Any) -> Any:
+        if (path, shard.place.rank) in ((dora, 1), (again, 0)):
+            raise ModelFileError("nothing there")
+        return read(path, spec, max_rank, shard)
+
+    monkeypatch.setattr(slots_module, "read_mix", failing)
 
     def make(world: World) -> ModelPart:
         part = ModelPart(files.spec, ranks, world.place.rank, CPU, torch.float32)
         part.load(files.model.recipes, files.checkpoint)
         return part
 
-    found = over_ranks(ranks, make, [good, dora, str(tmp_path / "nothing"), good])
-    assert [answer.reason for answer in found.values()].count(FinishReason.ERROR) == 2
-    assert "--pipeline" in found[1, 0].finish.message
-    assert found[0, 0].reason == found[3, 0].reason == FinishReason.LENGTH
+    found = over_ranks(ranks, make, [good, dora, again, str(tmp_path / "nothing"), good])
+    assert [answer.reason for answer in found.values()].count(FinishReason.ERROR) == 3
+    assert "another rank" in found[1, 0].finish.message
+    assert found[0, 0].reason == found[4, 0].reason == FinishReason.LENGTH

@@ -9,7 +9,6 @@ written to is not taken from a CPU.
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -17,11 +16,20 @@ import torch
 from torch import Tensor, nn
 
 from penstock.errors import ConfigError, ModelFileError
-from penstock.runtime.execution.adapters.pinned import PinnedNumbers, PinnedPieces
-from penstock.runtime.execution.adapters.prepare import PreparedAdapter, like_of, pack, rounded_rank, scaled_parts
+from penstock.runtime.execution.adapters.direct import INFINITIES, DirectReader
+from penstock.runtime.execution.adapters.pinned import SPARE_BYTES, PinnedNumbers, PinnedPieces
+from penstock.runtime.execution.adapters.prepare import (
+    FileLayout,
+    PreparedAdapter,
+    like_of,
+    pack,
+    rounded_rank,
+    squares_with,
+)
 from penstock.runtime.execution.device import rest_torch
-from penstock.runtime.execution.load.adapters import MAX_RANK, TABLES, Adapter, check_uncut
+from penstock.runtime.execution.load.adapters import MAX_RANK, TABLES, Adapter
 from penstock.runtime.execution.load.low_rank import LowRank
+from penstock.runtime.execution.load.magnitudes import AddUp, with_factors
 from penstock.runtime.layers.adapted.linear import LoraLinear
 from penstock.runtime.layers.adapted.mixture import ExpertChange, LoraMixture
 from penstock.runtime.layers.adapted.step import AdapterStep
@@ -33,10 +41,11 @@ from penstock.runtime.models.adapters import base_recipes, matrix_shape
 from penstock.runtime.models.sharding import ModelShard, shard_recipes
 from penstock.runtime.models.spec import ModelSpec
 from penstock.runtime.models.weights import Stack
-from penstock.runtime.ops.lora import LoraBank, is_even
+from penstock.runtime.ops.grouped.laying import MOVE, lay_matrices
+from penstock.runtime.ops.grouped.lora import LoraBank, is_even
 
-PINNED_BYTES = 1 << 30
-"""Of host memory that is ready for adapters from the start; more is taken when it is needed."""
+PINNED_BYTES = 4 << 30
+"""Most of host memory that is ready for adapters from the start; more is taken when it is needed, and steps wait for that."""
 
 
 class ModuleBank:
@@ -66,10 +75,8 @@ class ModuleBank:
             raise ConfigError(
                 "adapters are not served on a GPU over heads that are no multiple of 16 wide; leave them out"
             )
-        self._pinned = None if self._side is None else PinnedPieces(self._like.dtype)
-        if self._pinned is not None:
-            self._pinned.pin(PINNED_BYTES)
-            rest_torch()  # adapters are read by threads of our own
+        self._pieces = PinnedPieces(is_pinned=self._side is not None)
+        self._direct = DirectReader(self._linears, self._rank, device, self._pieces)
         outputs = sum(sum(linear.sizes) for linear in self._linears.values())
         self._numbers = torch.empty((num_slots, room), dtype=self._like.dtype, device=device)
         self.places = torch.zeros((num_slots + 1, len(self._linears), 4), dtype=torch.int32, device=device)
@@ -79,6 +86,17 @@ class ModuleBank:
             factors = self._factors[:, first : first + sum(linear.sizes)]
             linear.bank = LoraBank(self._numbers, self.places[:, number], factors, self._rank, number)
             first += sum(linear.sizes)
+        if self._side is not None:
+            self._pieces.pin(min(PINNED_BYTES, 2 * self._numbers.nbytes) + SPARE_BYTES)
+            rest_torch()  # adapters are read by threads of our own
+            self._rehearse()
+
+    def _rehearse(self) -> None:
+        """Kernels that lay adapters out are compiled before somebody waits for one."""
+        told = torch.zeros((1, MOVE), dtype=torch.int64, device=self._like.device)
+        for kind in INFINITIES:
+            source = torch.zeros(1, dtype=kind, device=self._like.device)
+            lay_matrices(self._numbers[0], source, told, torch.zeros(1, device=self._like.device))
 
     def _swap(self, model: Decoder, spec: ModelSpec, step: AdapterStep, shard: ModelShard | None) -> int:
         """How many numbers a slot holds."""
@@ -107,25 +125,31 @@ class ModuleBank:
         return slot not in self._unplain
 
     @torch.inference_mode()
-    def prepare(self, adapter: Adapter) -> PreparedAdapter:
+    def read(self, path: str, spec: ModelSpec, max_rank: int, shard: ModelShard | None) -> PreparedAdapter | None:
+        """None where an adapter has to be read to be prepared."""
+        with nullcontext() if self._side is None else torch.cuda.stream(self._side):
+            return self._direct.read(path, spec, max_rank, shard)
+
+    @torch.inference_mode()
+    def prepare(self, adapter: Adapter, add_up: AddUp | None = None) -> PreparedAdapter:
         """On a GPU beside the steps, which it does not wait for."""
         with nullcontext() if self._side is None else torch.cuda.stream(self._side):
-            return self._prepared(adapter)
+            return self._prepared(adapter, add_up)
 
-    def _prepared(self, adapter: Adapter) -> PreparedAdapter:
+    def _prepared(self, adapter: Adapter, add_up: AddUp | None) -> PreparedAdapter:
         for name in adapter.experts:
             if name.rpartition(".experts")[0] not in self._mixtures:
                 raise ModelFileError("adapters of experts that are dealt out to ranks are not served")
-        if self._is_cut:
-            check_uncut(adapter)
-        changes = dict(adapter.changes)
-        for name in changes.keys() & self._tables.keys():
-            changes[name] = scaled_parts(self._tables[name], changes[name])
-        return pack(replace(adapter, changes=changes), self._linears, self._rank, self._like, self._pinned)
+        scaled = with_factors(adapter, self._squares, is_cut=self._is_cut, add_up=add_up)
+        pieces = None if self._side is None else self._pieces
+        return pack(scaled, self._linears, self._rank, self._like, pieces)
+
+    def _squares(self, name: str, change: LowRank) -> Tensor:
+        return squares_with(self._tables[name] if name in self._tables else self._linears[name], change)
 
     def put(self, slot: int, prepared: PreparedAdapter) -> None:
         if isinstance(prepared.numbers, PinnedNumbers):
-            prepared.numbers.copy_to(self._numbers[slot - 1])
+            self._fill(slot, prepared.numbers, prepared.layout)
         else:
             self._numbers[slot - 1, : len(prepared.numbers)].copy_(prepared.numbers)
         if prepared.factors is not None:
@@ -139,6 +163,15 @@ class ModuleBank:
         self._put_experts(slot, adapter)
         if adapter.tables or adapter.experts or adapter.changes:
             self._unplain.add(slot)
+
+    def _fill(self, slot: int, numbers: PinnedNumbers, layout: FileLayout | None) -> None:
+        target = self._numbers[slot - 1]
+        if layout is None:
+            numbers.copy_to(target)
+            return
+        staged = torch.empty(-(-numbers.num_bytes // 4) * 4, dtype=torch.uint8, device=target.device)
+        numbers.copy_to(staged)
+        lay_matrices(target, staged.view(layout.kind), layout.moves, layout.scales)
 
     def clear(self, slot: int) -> None:
         self.places[slot].zero_()

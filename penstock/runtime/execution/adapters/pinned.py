@@ -22,26 +22,28 @@ class PinnedNumbers:
     """Numbers of an adapter, piece after piece. Its pieces are free again when nobody refers to it."""
 
     pieces: list[Tensor]
-    count: int
+    num_bytes: int
     copied: list[torch.cuda.Event] = field(default_factory=list)
     """After the last copy from here."""
 
     @property
     def nbytes(self) -> int:
-        return self.count * self.pieces[0].element_size() if self.pieces else 0
+        return sum(len(piece) for piece in self.pieces)
 
     def copy_to(self, target: Tensor) -> None:
         """On the current stream, without waiting."""
-        for piece, part in zip(self.pieces, torch.split(target[: self.count], len(self.pieces[0])), strict=True):
+        parts = torch.split(target.view(torch.uint8)[: self.num_bytes], PIECE_BYTES)
+        for piece, part in zip(self.pieces, parts, strict=True):
             part.copy_(piece[: len(part)], non_blocking=True)
-        self.copied[:] = [torch.cuda.current_stream(target.device).record_event()]
+        if target.is_cuda:
+            self.copied[:] = [torch.cuda.current_stream(target.device).record_event()]
 
 
 class PinnedPieces:
-    """From any thread."""
+    """From any thread. Where there is no GPU, memory is as any other."""
 
-    def __init__(self, dtype: torch.dtype) -> None:
-        self._dtype = dtype
+    def __init__(self, is_pinned: bool) -> None:
+        self._is_pinned = is_pinned
         self._free: deque[tuple[Tensor, list[torch.cuda.Event]]] = deque()
         self._pinning = threading.Lock()
 
@@ -51,14 +53,20 @@ class PinnedPieces:
             while len(self._free) * PIECE_BYTES < num_bytes:
                 self._free.append((self._pinned(), []))
 
-    def hold(self, numbers: Tensor, pool: Executor) -> PinnedNumbers:
-        """A copy of some numbers."""
-        parts = torch.split(numbers, PIECE_BYTES // self._dtype.itemsize)
-        held = PinnedNumbers([self._take() for _ in parts], len(numbers))
-        list(pool.map(_fill, held.pieces, parts))
+    def take(self, num_bytes: int) -> PinnedNumbers:
+        """Room for so much."""
+        if not self._is_pinned:
+            return PinnedNumbers(list(torch.split(torch.empty(num_bytes, dtype=torch.uint8), PIECE_BYTES)), num_bytes)
+        held = PinnedNumbers([self._take() for _ in range(-(-num_bytes // PIECE_BYTES))], num_bytes)
         weakref.finalize(held, self._free.extend, [(piece, held.copied) for piece in held.pieces])
         if len(self._free) * PIECE_BYTES < SPARE_BYTES and not self._pinning.locked():
             threading.Thread(target=self.pin, args=(SPARE_BYTES,), daemon=True).start()  # for the next that comes
+        return held
+
+    def hold(self, numbers: Tensor, pool: Executor) -> PinnedNumbers:
+        """A copy of some numbers."""
+        held = self.take(numbers.nbytes)
+        list(pool.map(_fill, held.pieces, torch.split(numbers.view(torch.uint8), PIECE_BYTES)))
         return held
 
     def _take(self) -> Tensor:
@@ -71,7 +79,7 @@ class PinnedPieces:
         return piece
 
     def _pinned(self) -> Tensor:
-        return torch.empty(PIECE_BYTES // self._dtype.itemsize, dtype=self._dtype, pin_memory=torch.cuda.is_available())
+        return torch.empty(PIECE_BYTES, dtype=torch.uint8, pin_memory=True)
 
 
 @torch.inference_mode()

@@ -6,6 +6,7 @@ They lie as they will on the device, one behind another, so that a slot is fille
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,10 +17,21 @@ from penstock.runtime.execution.load.adapters import TABLES, Adapter, reading_th
 from penstock.runtime.execution.load.low_rank import LowRank
 from penstock.runtime.layers.adapted.linear import LoraLinear
 from penstock.runtime.layers.adapted.table import LoraTable
-from penstock.runtime.ops.lora import RANK_STEP
+from penstock.runtime.ops.grouped.lora import RANK_STEP
 
 IDENTITY_ROWS = 512
 _SCRATCH = threading.local()
+
+
+class FileLayout(NamedTuple):
+    """Of files that are laid out alike. `moves` and `scales` are as `lay_matrices` has them, on the device."""
+
+    kind: torch.dtype
+    rank: int
+    base: str
+    places: Tensor
+    moves: Tensor
+    scales: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +42,13 @@ class PreparedAdapter:
     """What of it lies in no slot's memory: tables and experts, and changes of tables."""
     rank: int
     numbers: Tensor | PinnedNumbers
-    """[numbers]: of every linear it changes A and B, in the model's own numbers."""
+    """[numbers]: of every linear it changes A and B, in the model's own numbers; or bytes of the file they lie in."""
     places: Tensor
     """int32 [linears, 4], as `LoraBank` has them."""
-    factors: Tensor | None
+    factors: Tensor | None = None
     """float32 [outputs of all linears], where it is a DoRA."""
+    layout: FileLayout | None = None
+    """Where its numbers are a file's own: where they go."""
 
     @property
     def digest(self) -> str:
@@ -57,6 +71,61 @@ def rounded_rank(rank: int) -> int:
     return -(-rank // RANK_STEP) * RANK_STEP
 
 
+class LinearPlace(NamedTuple):
+    """Where the matrices of one linear go in a slot, and what they are there."""
+
+    linear: int
+    parts: tuple[LowRank | None, ...]
+    """Of each of the modules it was joined from."""
+    sizes: Sequence[int]
+    rank: int
+    """Rounded up."""
+    at: int
+    """A, then B."""
+    first: int
+    """The first of its outputs, among those of all linears."""
+
+    @property
+    def columns(self) -> int:
+        return next(part.right.shape[1] for part in self.parts if part is not None)
+
+    @property
+    def at_b(self) -> int:
+        return self.at + self.rank * len(self.sizes) * self.columns
+
+    @property
+    def end(self) -> int:
+        return self.at_b + self.rank * sum(self.sizes)
+
+    @property
+    def is_scaled(self) -> bool:
+        return any(part is not None and part.scales is not None for part in self.parts)
+
+
+def placed(adapter: Adapter, linears: Mapping[str, LoraLinear], most_rank: int) -> list[LinearPlace]:
+    """Of every linear that an adapter changes, one behind another."""
+    found: list[LinearPlace] = []
+    at = first = 0
+    for number, (name, linear) in enumerate(linears.items()):
+        if name in adapter.changes:
+            parts = adapter.changes[name]
+            rank = rounded_rank(max(part.rank for part in parts if part is not None))
+            if rank > most_rank:
+                raise ModelFileError(f"{name} is changed by rank {rank}; at most {most_rank} (--max-adapter-rank)")
+            found.append(LinearPlace(number, parts, linear.sizes, rank, at, first))
+            at = found[-1].end
+        first += sum(linear.sizes)
+    return found
+
+
+def places_of(placements: Sequence[LinearPlace], num_linears: int) -> Tensor:
+    """int32 [linears, 4], as `LoraBank` has them."""
+    places = torch.zeros((num_linears, 4), dtype=torch.int32)
+    for one in placements:
+        places[one.linear] = torch.tensor([one.rank, one.at, one.at_b, one.is_scaled])
+    return places
+
+
 def pack(
     adapter: Adapter,
     linears: Mapping[str, LoraLinear],
@@ -64,36 +133,21 @@ def pack(
     like: Tensor,
     pinned: PinnedPieces | None = None,
 ) -> PreparedAdapter:
-    """In numbers like one of the model's, in memory a GPU can read by itself; DoRA's scales as factors of plain products."""
-    places = torch.zeros((len(linears), 4), dtype=torch.int32)
-    changed = {name: parts for name, parts in adapter.changes.items() if name not in TABLES}
-    total = sum(_num_numbers(parts, linears[name].sizes) for name, parts in changed.items())
+    """In numbers like one of the model's, in memory a GPU can read by itself."""
+    placements = placed(adapter, linears, most_rank)
+    total = placements[-1].end if placements else 0
     numbers = torch.empty(total, dtype=like.dtype) if pinned is None else _scratch(total, like.dtype)
-    has_factors = any(part is not None and part.scales is not None for parts in changed.values() for part in parts)
-    factors = torch.ones(sum(sum(linear.sizes) for linear in linears.values())) if has_factors else None
-    at = first = 0
-    laying: list[tuple[Sequence[LowRank | None], Sequence[int], Tensor, Tensor]] = []
-    for number, (name, linear) in enumerate(linears.items()):
-        outputs = sum(linear.sizes)
-        if name in changed:
-            parts = scaled_parts(linear, changed[name])
-            rank = _rank(parts)
-            if rank > most_rank:
-                raise ModelFileError(f"{name} is changed by rank {rank}; at most {most_rank} (--max-adapter-rank)")
-            is_scaled = any(part is not None and part.scales is not None for part in parts)
-            end = at + _num_numbers(parts, linear.sizes)
-            at_b = end - rank * outputs
-            places[number] = torch.tensor([rank, at, at_b, is_scaled])
-            laying.append((parts, linear.sizes, numbers[at:at_b], numbers[at_b:end].view(outputs, rank)))
-            if factors is not None:
-                for part in parts:
-                    if part is not None and part.scales is not None:
-                        factors[first + part.first : first + part.rows.stop] = part.scales
-            at = end
-        first += outputs
+    factors = None
+    if any(one.is_scaled for one in placements):
+        factors = torch.ones(sum(sum(linear.sizes) for linear in linears.values()))
+        for one in placements:
+            for part in one.parts:
+                if part is not None and part.scales is not None:
+                    factors[one.first + part.first : one.first + part.rows.stop] = part.scales
     with reading_threads() as pool:
-        list(pool.map(lambda told: _lay(*told), laying))
+        list(pool.map(lambda one: _lay(one, numbers), placements))
         held = numbers if pinned is None else pinned.hold(numbers, pool)
+    places = places_of(placements, len(linears))
     if pinned is not None:
         places, factors = places.pin_memory(), None if factors is None else factors.pin_memory()
     rest = replace(adapter, changes={name: parts for name, parts in adapter.changes.items() if name in TABLES})
@@ -108,31 +162,12 @@ def _scratch(count: int, dtype: torch.dtype) -> Tensor:
     return held[:count]
 
 
-def scaled_parts(matrix: LoraLinear | LoraTable, parts: Sequence[LowRank | None]) -> tuple[LowRank | None, ...]:
-    """Of one matrix; the squares of its rows are found once."""
-    scales = [part for part in parts if part is not None and part.scales is not None]
-    if not scales:
-        return tuple(parts)
-    plain = matrix.linear if isinstance(matrix, LoraLinear) else matrix.table
-    if matrix.squares is None:
-        matrix.squares = row_squares(plain, scales[0].right.shape[1])
-    return tuple(None if part is None else scaled(plain, part, matrix.squares) for part in parts)
-
-
-def _rank(parts: Sequence[LowRank | None]) -> int:
-    return rounded_rank(max(part.rank for part in parts if part is not None))
-
-
-def _num_numbers(parts: Sequence[LowRank | None], sizes: Sequence[int]) -> int:
-    columns = next(part.right.shape[1] for part in parts if part is not None)
-    return _rank(parts) * (len(sizes) * columns + sum(sizes))
-
-
 @torch.inference_mode()
-def _lay(parts: Sequence[LowRank | None], sizes: Sequence[int], a: Tensor, b: Tensor) -> None:
+def _lay(one: LinearPlace, numbers: Tensor) -> None:
     """Zeros where there is no change, and beyond its rank."""
-    rows, first = a.view(len(sizes), b.shape[1], -1), 0
-    for number, (part, size) in enumerate(zip(parts, sizes, strict=True)):
+    rows = numbers[one.at : one.at_b].view(len(one.sizes), one.rank, -1)
+    b, first = numbers[one.at_b : one.end].view(-1, one.rank), 0
+    for number, (part, size) in enumerate(zip(one.parts, one.sizes, strict=True)):
         rank, own = 0 if part is None else part.rank, b[first : first + size]
         if part is not None:  # by way of float32, which is several times as fast from one short kind to another
             rows[number, :rank] = part.right.float()
@@ -154,20 +189,20 @@ def like_of(module: nn.Module) -> Tensor:
     return torch.empty(0, dtype=dtype, device=device)
 
 
-def scaled(module: nn.Module, change: LowRank, squares: Tensor) -> LowRank:
-    """A DoRA's magnitudes become factors of the plain product, which count for what is added too.
+def squares_with(matrix: LoraLinear | LoraTable, change: LowRank) -> Tensor:
+    """Squared lengths of a matrix's rows with a change added; those of its own rows are found once.
 
-    `squares` are those of the matrix's rows. |w + ba|^2 = |w|^2 + 2 b (A w) + b (A A^T) b
+    |w + ba|^2 = |w|^2 + 2 b (A w) + b (A A^T) b
     """
-    if change.scales is None:
-        return change
+    plain = matrix.linear if isinstance(matrix, LoraLinear) else matrix.table
+    if matrix.squares is None:
+        matrix.squares = row_squares(plain, change.right.shape[1])
+    squares = matrix.squares
     left, right = change.left.to(squares.device), change.right.to(squares.device)
     rows = slice(change.first, change.rows.stop)
-    crossed = torch.cat([part[:, rows] for part in _images(module, right)])
+    crossed = torch.cat([part[:, rows] for part in _images(plain, right)])
     inner = right @ right.t()
-    total = squares[rows] + 2 * (left * crossed.t()).sum(1) + ((left @ inner) * left).sum(1)
-    factors = change.scales / total.clamp(min=1e-12).sqrt().cpu()
-    return LowRank(change.left * factors[:, None], change.right, change.first, factors)
+    return squares[rows] + 2 * (left * crossed.t()).sum(1) + ((left @ inner) * left).sum(1)
 
 
 def row_squares(module: nn.Module, columns: int) -> Tensor:

@@ -13,11 +13,12 @@ from torch import Tensor
 from penstock.errors import EngineError
 from penstock.runtime.core.batch import Arrival, Chunk
 from penstock.runtime.execution.load.adapters import Adapter
+from penstock.runtime.execution.load.magnitudes import AddUp
 from penstock.runtime.execution.load.mix import read_mix
 from penstock.runtime.layers.adapted.step import AdapterStep, TokenSlots
 from penstock.runtime.models.sharding import ModelShard
 from penstock.runtime.models.spec import ModelSpec
-from penstock.runtime.ops.lora import tile_tokens
+from penstock.runtime.ops.grouped.lora import tile_tokens
 
 
 class AdapterBank(Protocol):
@@ -27,7 +28,10 @@ class AdapterBank(Protocol):
     def places(self) -> Tensor | None:
         """int32 [slots, linears, 4]: where sublayers find their matrices in a slot, as `LoraBank` has them."""
 
-    def prepare(self, adapter: Adapter) -> Any:
+    def read(self, path: str, spec: ModelSpec, max_rank: int, shard: ModelShard | None) -> Any:
+        """An adapter made ready right from its files, from any thread; None where it has to be read and prepared."""
+
+    def prepare(self, adapter: Adapter, add_up: AddUp | None = None) -> Any:
         """What can be done before there is a slot, from any thread: numbers as they will lie, DoRA's lengths found.
 
         It has an adapter's `digest`, `base`, `rank` and `num_bytes`."""
@@ -74,9 +78,10 @@ class AdapterSlots:
     def expect(self, path: str) -> None:
         """A path is about to be read."""
 
-    def read(self, path: str) -> Any:
-        """From any thread; ModelFileError says why an adapter is refused."""
-        return self.bank.prepare(read_mix(path, self._spec, self._max_rank, self._shard))
+    def read(self, path: str, add_up: AddUp | None = None) -> Any:
+        """From any thread; ModelFileError says why an adapter is refused. `add_up` is asked where ranks have parts of a sum."""
+        told = self._spec, self._max_rank, self._shard
+        return self.bank.read(path, *told) or self.bank.prepare(read_mix(path, *told), add_up)
 
     @torch.inference_mode()
     def place(self, adapter: Any) -> None:

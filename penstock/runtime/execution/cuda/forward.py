@@ -15,6 +15,7 @@ from penstock.runtime.execution.cuda.rows import DeviceRows
 from penstock.runtime.execution.cuda.verify_graphs import MAX_TOKENS, VerifyGraphs, describe
 from penstock.runtime.execution.eager.forward import Drawn, EagerForward, Forwarded
 from penstock.runtime.execution.eager.sampler import NOTHING, DrawPlan, find_logprobs
+from penstock.runtime.execution.eager.upload import to_device
 from penstock.runtime.ops.op import IS_PLAIN
 
 MAX_UNDER_WAY = 8
@@ -48,8 +49,7 @@ class Replayed:
         if not plan.logprobs:
             return Drawn(drawn, self._order)
         places = {number: place for place, number in enumerate(self._order)}
-        asked = torch.tensor([places[number] for number, _ in plan.logprobs])
-        asked = asked.to(drawn.device, non_blocking=True)
+        asked = to_device(torch.tensor([places[number] for number, _ in plan.logprobs]), drawn.device)
         counts = [count for _, count in plan.logprobs]
         found = find_logprobs(computed.scores.index_select(0, asked), drawn.index_select(0, asked), counts)
         return Drawn(drawn, self._order, (found.sent(),))
@@ -88,7 +88,7 @@ class GraphForward:
         self._decodes, self._checks, self._mixed = plain
         self._samples = samples
         self._idle_row = idle_row
-        self._places = Pinned(3, padded_size(idle_row))
+        self._places = Pinned(3 if rows.idle_state is None else 5, padded_size(idle_row))
         self._checked_places = Pinned(4, MAX_TOKENS)
 
     def __call__(self, chunks: list[Chunk], plan: DrawPlan, *, keeps_states: bool) -> Forwarded:
@@ -97,7 +97,7 @@ class GraphForward:
         if not (IS_PLAIN.get() or keeps_states):
             if are_decodes(chunks):
                 return self._decode(chunks, plan)
-            shape = self._checks.shape_of(chunks) if has_drafts else None
+            shape = self._checks.choose(chunks) if has_drafts and self._rows.idle_state is None else None
             if shape is not None:
                 return self._verify(chunks, plan, shape)
         if has_drafts:
@@ -134,6 +134,10 @@ class GraphForward:
 
     def _decode(self, chunks: list[Chunk], plan: DrawPlan) -> Replayed:
         places, order = describe_decodes(chunks, plan.masks, self._places, self._idle_row)
+        if self._rows.idle_state is not None:
+            slots = self._rows.states[[chunks[number].row for number in order if number is not None]]
+            places[3:] = torch.tensor([[-1], [self._rows.idle_state]])
+            places[3:, : len(slots)] = torch.from_numpy(slots.T)
         return Replayed(self._decodes.replay(places), order, self._samples)
 
 

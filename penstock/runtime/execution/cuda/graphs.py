@@ -16,7 +16,7 @@ from penstock.runtime.execution.kv_cache import KVCache
 from penstock.runtime.garbage import collection_paused
 from penstock.runtime.layers.decoder import Decoder
 from penstock.runtime.layers.step import Rotations, Step
-from penstock.runtime.ops.layout import BatchLayout
+from penstock.runtime.ops.layout import BatchLayout, StateLayout
 from penstock.runtime.ops.rows import Decodes, gather_decodes, keep_drawn
 from penstock.runtime.ops.sampling.sample import Draws, Needs
 
@@ -77,6 +77,25 @@ class GraphParts:
     is_adapted: bool = False
     """Rows have adapters in these graphs. Others are recorded as if there were none, and pay nothing for them."""
 
+    @property
+    def has_states(self) -> bool:
+        return self.rows.idle_state is not None
+
+    def idle_places(self, size: int) -> Tensor:
+        """A decode step of padding alone. States begin from nothing."""
+        columns = (
+            [self.idle_row, 0, -1] if self.rows.idle_state is None else [self.idle_row, 0, -1, -1, self.rows.idle_state]
+        )
+        return torch.tensor([[number] * size for number in columns])
+
+    def idle_states(self, count: int) -> StateLayout | None:
+        if self.rows.idle_state is None:
+            return None
+        read, written = (
+            torch.full((count,), slot, device=self.rows.tokens.device) for slot in (-1, self.rows.idle_state)
+        )
+        return StateLayout(read, written)
+
     def record_rows(self, rows: Tensor) -> None:
         """The rows whose tokens the adapted sublayers compute next, while a graph is recorded."""
         if self.rows.adapters is not None:
@@ -88,7 +107,7 @@ class Computed(NamedTuple):
 
     scores: Tensor
     places: Tensor
-    """[3 or more, rows of scores]: rows, positions, masks."""
+    """[3 or more, rows of scores]: rows, positions, masks; then of a decode step the slots of states read and written."""
     drawn: Tensor
     checked: Tensor | None = None
     """The tokens at those positions where some are drafts. The rows hold plain draws by now: a step that draws otherwise puts
@@ -106,8 +125,8 @@ class DecodeGraphs:
         """Compute a step. `places` come in pinned memory, padded with an idle row to a size of `padded_size`."""
         size = places.shape[1]
         recorded = self._recordings.get(size)
-        if recorded is None:
-            fixed = places.to(self._parts.rows.tokens.device)
+        if recorded is None:  # on the idle row: a state must not be advanced twice
+            fixed = self._parts.idle_places(size).to(self._parts.rows.tokens.device)
             recorded = self._recordings[size] = self._parts.recorder.record(lambda: self._forward(fixed), size)
         graph, computed = recorded
         computed.places.copy_(places, non_blocking=True)
@@ -118,28 +137,27 @@ class DecodeGraphs:
     def record_all(self, max_rows: int) -> None:
         """Record every size that a batch of at most so many rows is padded to, on the idle row."""
         for size in sorted({padded_size(count) for count in range(1, max_rows + 1)}):
-            idle = [[self._parts.idle_row] * size, [0] * size, [-1] * size]
-            self.replay(torch.tensor(idle).pin_memory())
+            self.replay(self._parts.idle_places(size).pin_memory())
 
     def warm_up(self, model: Decoder, size: int, needs: Needs = NOTHING) -> None:
         """Goes through a step of the idle row with launches that do nothing, for the sake of what they ask for."""
         rows = self._parts.rows
-        places = torch.tensor([[self._parts.idle_row] * size, [0] * size, [-1] * size], device=rows.tokens.device)
+        places = self._parts.idle_places(size).to(rows.tokens.device)
         where = rows.tokens, rows.device_tables, places[0], places[1], self._parts.cache.block_size
         gather_decodes(*where)
         # What is looked up has to be there.
         computed = self._compute(model, places, gather_decodes.definition(*where))
         if needs != NOTHING:
-            self._parts.sampler.draw(computed.scores, Draws(*places), needs)
+            self._parts.sampler.draw(computed.scores, Draws(*places[:3]), needs)
 
     def _forward(self, places: Tensor) -> Computed:
-        rows, positions, _ = places
+        rows, positions = places[:2]
         held = self._parts.rows
         decodes = gather_decodes(held.tokens, held.device_tables, rows, positions, self._parts.cache.block_size)
         return self._compute(self._parts.model, places, decodes)
 
     def _compute(self, model: Decoder, places: Tensor, decodes: Decodes) -> Computed:
-        rows, positions, _ = places
+        rows, positions = places[:2]
         num_rows = rows.shape[0]
         layout = BatchLayout(
             positions=positions,
@@ -151,10 +169,11 @@ class DecodeGraphs:
             contexts=[],
         )
         others = self._parts.rows.through_others(layout, rows, rows)
-        step = Step(layout, self._parts.rotations.at(positions), self._parts.cache.layers, others)
+        states = StateLayout(*places[3:]) if self._parts.has_states else None
+        step = Step(layout, self._parts.rotations.at(positions), self._parts.cache.layers, others, states)
         self._parts.record_rows(rows)
         scores = model.scores(model(decodes.token_ids, step))
-        return Computed(scores, places, self._parts.sampler.draw(scores, Draws(*places), NOTHING))
+        return Computed(scores, places, self._parts.sampler.draw(scores, Draws(*places[:3]), NOTHING))
 
 
 class SampleGraphs:

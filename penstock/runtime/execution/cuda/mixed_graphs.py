@@ -2,7 +2,8 @@
 
 Launching such a step piece by piece costs the host about a millisecond a layer. Where the GPU would be done sooner than that,
 the step is padded to one of few sizes: the first of a size is launched piece by piece, which loads what it needs, the second is
-recorded. What each token is, is worked out on the device from five numbers a chunk.
+recorded. What each token is, is worked out on the device from five numbers a chunk. Steps of models with states are not: how
+long a chunk is decides what of its state is computed.
 """
 
 from collections.abc import Iterator, Sequence
@@ -49,7 +50,8 @@ class MixedGraphs:
         self._parts = parts
         spec = parts.model.spec
         self._max_sequences = max_sequences
-        self._most_tokens = MAX_LAYER_WORK * spec.num_layers / spec.num_active_parameters
+        most_tokens = MAX_LAYER_WORK * spec.num_layers / spec.num_active_parameters
+        self._most_tokens = 0.0 if parts.has_states else most_tokens
         self._seen: set[tuple[int, int]] = set()
         self._recordings: dict[tuple[int, int], MixedRecording] = {}
         self._left: tuple[Tensor, Tensor] | None = None
@@ -110,6 +112,8 @@ class MixedGraphs:
 
     def warm_up(self, model: Decoder, num_chunks: int) -> None:
         """Goes through a step of the idle row with launches that do nothing, for the sake of what they ask for."""
+        if self._parts.has_states:
+            return
         length = max(2, 2 * LEAST_TOKENS // num_chunks)
         described = [[self._parts.idle_row, 0, length, 0, -1]] * num_chunks
         chunks = torch.tensor(described, device=self._parts.rows.tokens.device).t().contiguous()
@@ -142,7 +146,8 @@ class MixedGraphs:
 
     def _step(self, layout: BatchLayout, rows: Tensor, row_of_token: Tensor) -> Step:
         others = self._parts.rows.through_others(layout, rows, row_of_token)
-        return Step(layout, self._parts.rotations.at(layout.positions), self._parts.cache.layers, others)
+        angles, states = self._parts.rotations.at(layout.positions), self._parts.idle_states(len(rows))
+        return Step(layout, angles, self._parts.cache.layers, others, states)
 
     def _kept(self, scores: Tensor) -> tuple[Tensor, Tensor]:
         """A copy of the scores where it stays, and place for whose they are."""

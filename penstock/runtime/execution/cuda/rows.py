@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from penstock.runtime.core.batch import Chunk
-from penstock.runtime.execution.eager.rows import Rows
+from penstock.runtime.execution.eager.rows import Rows, spread
 from penstock.runtime.models.kinds.cache import TableGroup
 from penstock.runtime.ops.layout import BatchLayout
 
@@ -25,20 +26,36 @@ class DeviceRows(Rows):
         device: torch.device,
         idle_block: int,
         groups: Sequence[TableGroup] = (TableGroup(None, 1),),
+        idle_state: int | None = None,
     ) -> None:
         super().__init__(num_rows, max_context, block_size, vocab_size, device, groups)
-        self._device = device
+        self.idle_state = idle_state
+        """The slot that padding leaves its state in; none where a model has no states."""
         shape = self.all_tables.shape[1] // self.num_columns, num_rows, self.num_columns
         self._every_table = torch.full(shape, idle_block, dtype=torch.int32, device=device)
         self.device_tables, *self.further_tables = self._every_table.unbind()
+        self._new_blocks: list[tuple[int, int, Sequence[int]]] = []
+        """(row, first column, ids) that the step being placed brings."""
 
     def place(self, step: int, chunks: Sequence[Chunk]) -> None:
+        self._new_blocks = []
         super().place(step, chunks)
-        grown = [chunk.row for chunk in chunks if chunk.new_blocks or any(chunk.others)]
-        if grown:
-            tables = torch.from_numpy(self.tables(np.array(grown))).to(self._device, non_blocking=True)
-            by_table = tables.view(len(grown), -1, self.num_columns).transpose(0, 1)
-            self._every_table[:, self._upload(grown)] = by_table
+        if self._new_blocks:
+            self._send_blocks(self._new_blocks)
+
+    def _put_blocks(self, row: int, begin: int, ids: Sequence[int]) -> None:
+        super()._put_blocks(row, begin, ids)
+        self._new_blocks.append((row, begin, ids))
+
+    def _send_blocks(self, runs: list[tuple[int, int, Sequence[int]]]) -> None:
+        lengths = np.array([len(ids) for _, _, ids in runs])
+        columns = spread(np.array([begin for _, begin, _ in runs]), lengths)
+        tables, columns = np.divmod(columns, self.num_columns)
+        rows = np.repeat(np.array([row for row, _, _ in runs]), lengths)
+        ids = np.fromiter(chain.from_iterable(ids for _, _, ids in runs), dtype=np.int64, count=lengths.sum())
+        num_rows = self._every_table.shape[1]
+        places, blocks = self.upload(np.stack(((tables * num_rows + rows) * self.num_columns + columns, ids)))
+        self._every_table.view(-1)[places] = blocks.int()
 
     def through_others(self, layout: BatchLayout, rows: Tensor, row_of_token: Tensor) -> list[BatchLayout]:
         """The same tokens through the rows' further block tables."""
@@ -60,9 +77,6 @@ class DeviceRows(Rows):
     def write_drafts(self, chunks: Sequence[Chunk]) -> None:
         """For steps that find every token in its row."""
         super()._write([chunk for chunk in chunks if is_check(chunk)])
-
-    def _upload(self, values: Sequence[object]) -> Tensor:
-        return torch.tensor(values).to(self._device, non_blocking=True)
 
 
 def is_check(chunk: Chunk) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import torch
@@ -78,14 +79,17 @@ class CudaRunner(StepRunner):
         shape: RunnerShape,
         cache_dtype: torch.dtype | None = None,
     ) -> None:
-        """One row and one block more than asked for: padding of recorded batches reads and writes there."""
+        """One row, one block and one state more than asked for: padding of recorded batches reads and writes there."""
         spec, device = model.spec, model.device
         num_blocks, block_size, max_sequences, max_context = shape[:4]
         dtype, frees = cache_dtype or model.cache_dtype, shape.frees
-        cache = KVCache(spec, num_blocks + 1, block_size, dtype, device, frees=frees)
+        idle_state = shape.num_states if any(group.kind == "state" for group in spec.cache_groups) else None
+        num_states = 0 if idle_state is None else idle_state + 1
+        cache = KVCache(spec, num_blocks + 1, block_size, dtype, device, frees=frees, num_states=num_states)
         rotations = Rotations(spec, max_context, device)
         groups = spec.cache_layout(frees=frees).groups
-        rows = DeviceRows(max_sequences + 1, max_context, block_size, spec.vocab_size, device, num_blocks, groups)
+        sizes = max_sequences + 1, max_context, block_size, spec.vocab_size
+        rows = DeviceRows(*sizes, device, num_blocks, groups, idle_state)
         sampler = Sampler(rows.tokens, rows.sampling)
         parts = GraphParts(model, cache, rotations, rows, sampler, max_sequences, GraphRecorder())
         plain, adapted = record_steps(parts), record_steps(parts, is_adapted=True)
@@ -99,16 +103,18 @@ class CudaRunner(StepRunner):
         self._warm_up = KernelWarmUp(model, (plain, adapted), rows, max_sequences)
         self._max_sequences = max_sequences
         self._rehearsals: Iterator[Callable[[], None]] = iter(())
-        """Each records a mixed step of a size that is worth it, before one comes."""
+        """Each records a step of a size that is worth it, before one comes."""
 
     def warm_up(self, max_batch_tokens: int) -> None:
-        """Have every kernel compiled and decode steps of every size recorded: no request waits for either."""
+        """Have every kernel compiled and decode steps of every size recorded, and some others: no request waits for either."""
         self._warm_up.finish(max_batch_tokens)
         kinds = self._warm_up.kinds
         for recorded in kinds:
             recorded.decodes.record_all(self._max_sequences)
-        self._rehearsals = (partial(one.mixed.record, size) for one in kinds for size in one.mixed.sizes())
-        for _ in range(NUM_EARLY_MIXED):
+        checks = [partial(one.checks.record, size) for one in kinds for size in one.checks.sizes()]
+        mixed = (partial(one.mixed.record, size) for one in kinds for size in one.mixed.sizes())
+        self._rehearsals = chain(checks, mixed)
+        for _ in range(len(checks) + NUM_EARLY_MIXED):
             self.rehearse()
 
     def join(self, peers: Peers) -> None:
@@ -118,7 +124,7 @@ class CudaRunner(StepRunner):
             recorded.mixed.join(peers)
 
     def rehearse(self) -> bool:
-        """Record a mixed step of one more size, while nothing else is to be done; False if none is left."""
+        """Record a step of one more size, while nothing else is to be done; False if none is left."""
         record = next(self._rehearsals, None)
         if record is not None:
             record()

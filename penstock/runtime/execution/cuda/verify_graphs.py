@@ -4,9 +4,11 @@
              | last token, its drafts, padding | last token, its drafts, padding | ...
 
 Positions past a sequence's drafts are the idle row's. Where sequences have very different numbers of drafts every position is
-a sequence of its own (width 1), and keys are read again for each.
+a sequence of its own (width 1), and keys are read again for each. So it is in the first steps of any shape: a few sizes of
+width 1 are recorded before requests come, and a recording takes the host as long as several steps.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 
 import torch
@@ -28,12 +30,39 @@ MAX_TOKENS = 512
 MAX_PADDING = 0.75
 """Of the tokens that are asked for, that padding may add where keys are to be read once; a few are free."""
 FREE_TOKENS = 16
+COMMON_SIZES = (32, 128, 256, 512)
+"""Positions of the steps of width 1 that any other can be computed as."""
+USES_TO_RECORD = 32
+"""Steps of a shape before it is recorded."""
 
 
 class VerifyGraphs:
     def __init__(self, parts: GraphParts) -> None:
         self._parts = parts
         self._recordings: dict[tuple[int, int], tuple[torch.cuda.CUDAGraph, Computed]] = {}
+        self._uses = Counter[tuple[int, int]]()
+
+    def choose(self, chunks: Sequence[Chunk]) -> tuple[int, int] | None:
+        """(sequences, width) to compute such a step as; None for one that is computed otherwise."""
+        shape = self.shape_of(chunks)
+        if shape is None or shape in self._recordings:
+            return shape
+        self._uses[shape] += 1
+        total = sum(chunk.length for chunk in chunks)
+        is_frequent = self._uses[shape] > USES_TO_RECORD
+        return shape if is_frequent else (next(size for size in COMMON_SIZES if total <= size), 1)
+
+    def sizes(self) -> tuple[int, ...]:
+        """Of the common steps. Positions of a model with states are not sequences of their own."""
+        return () if self._parts.has_states else COMMON_SIZES
+
+    @torch.inference_mode()
+    def record(self, size: int) -> None:
+        """Record steps of width 1 before one comes, on the idle row. Drafts for states are checked piece by piece."""
+        if self._parts.has_states:
+            return
+        idle = [[self._parts.idle_row] * size, [0] * size, [-1] * size, [-1] * size]
+        self.replay(torch.tensor(idle).pin_memory(), 1)
 
     @staticmethod
     def shape_of(chunks: Sequence[Chunk]) -> tuple[int, int] | None:
@@ -50,12 +79,12 @@ class VerifyGraphs:
 
     def replay(self, places: Tensor, width: int) -> Computed:
         """Compute a step. `places` come in pinned memory."""
-        shape = places.shape[1], width
+        shape = places.shape[1] // width, width
         recorded = self._recordings.get(shape)
         if recorded is None:
             fixed = places.to(self._parts.rows.tokens.device)
             record = self._parts.recorder.record
-            recorded = self._recordings[shape] = record(lambda: self._forward(fixed, width), shape[0])
+            recorded = self._recordings[shape] = record(lambda: self._forward(fixed, width), places.shape[1])
         graph, computed = recorded
         computed.places.copy_(places, non_blocking=True)
         graph.replay()
@@ -63,6 +92,8 @@ class VerifyGraphs:
 
     def warm_up(self, model: Decoder, size: int, width: int) -> None:
         """Goes through a step of the idle row with launches that do nothing, for the sake of what they ask for."""
+        if self._parts.has_states:
+            return
         held, count = self._parts.rows, size * width
         described = [[self._parts.idle_row] * count, [0] * count, [-1] * count, [-1] * count]
         places = torch.tensor(described, device=held.tokens.device)

@@ -17,6 +17,7 @@ from penstock.runtime.execution.cuda.forward import RecordedSteps
 from penstock.runtime.execution.cuda.graphs import SIZES, padded_size
 from penstock.runtime.execution.cuda.mixed_graphs import LEAST_CHUNKS, LEAST_TOKENS, padded_chunks
 from penstock.runtime.execution.cuda.rows import DeviceRows
+from penstock.runtime.execution.cuda.verify_graphs import COMMON_SIZES
 from penstock.runtime.layers.decoder import Decoder
 from penstock.runtime.models.spec import GQA
 from penstock.runtime.ops.parallel.collective import rehearsed
@@ -34,7 +35,7 @@ MAX_PLAIN_STEPS = 256
 FILTERS = ((True, True, True), (False, False, False), (True, False, False), (True, False, True), (True, True, False))
 SPECIAL = tuple(Needs(adjusts, *filters) for adjusts in (False, True) for filters in FILTERS if adjusts or filters[0])
 """Draws that need more than a temperature; the likeliest first."""
-CHECKS = ((1, 1), (1, 5), (1, 3), (1, 9), (8, 3), (8, 5), (32, 3), (32, 5))
+CHECKS = (*((size, 1) for size in COMMON_SIZES), (1, 5), (1, 3), (1, 9), (8, 3), (8, 5), (32, 3), (32, 5))
 """Sequences and positions each of steps that check drafts."""
 APART = (1, 2, 3, 4, 6, 8, 10, 12, 16, 24, 32, 33, 44, 48, 64, 66, 96, 128, 132, 192, 256, 384, 512)
 """Generations beside a prompt, in steps too long to be recorded: every way of cutting their keys is among these."""

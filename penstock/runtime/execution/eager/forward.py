@@ -13,6 +13,7 @@ from penstock.runtime.core.batch import Chunk
 from penstock.runtime.execution.eager.inputs import make_inputs
 from penstock.runtime.execution.eager.rows import Rows
 from penstock.runtime.execution.eager.sampler import DrawPlan, LogprobTensors, Sampler, are_finite, find_logprobs
+from penstock.runtime.execution.eager.upload import to_device
 from penstock.runtime.execution.kv_cache import KVCache
 from penstock.runtime.layers.step import Rotations, Step
 from penstock.runtime.ops.sampling.sample import Draws
@@ -114,8 +115,7 @@ class States:
         if not plan.rows:
             return Drawn(None, [])
         places = self.places(plan)
-        inputs = torch.tensor([places, plan.rows, plan.positions, plan.masks])
-        inputs = inputs.to(self._hidden.device, non_blocking=True)
+        inputs = to_device(torch.tensor([places, plan.rows, plan.positions, plan.masks]), self._hidden.device)
         tokens: list[Tensor] = []
         logprobs: list[LogprobTensors] = []
         asked = dict(plan.logprobs)
@@ -127,7 +127,7 @@ class States:
             tokens.append(self._sampler.draw(scores, Draws(*inputs[1:, low:high]), plan.needs))
             here = [number for number in range(low, high) if number in asked]
             if here:
-                local = torch.tensor([number - low for number in here], device=scores.device)
+                local = to_device(torch.tensor([number - low for number in here]), scores.device)
                 counts = [asked[number] for number in here]
                 found = find_logprobs(scores.index_select(0, local), tokens[-1].index_select(0, local), counts)
                 logprobs.append(found.sent())

@@ -3,7 +3,6 @@
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from penstock.runtime.core.batch import Chunk
@@ -43,7 +42,7 @@ def make_inputs(chunks: list[Chunk], rows: Rows) -> Inputs:
             BatchLayout(
                 positions=places,
                 slots=rows.upload(blocks * size + positions % size),
-                block_tables=torch.from_numpy(tables).to(places.device),
+                block_tables=rows.upload(tables),
                 query_starts=query_starts,
                 context_lengths=context_lengths,
                 lengths=lengths,
@@ -51,5 +50,6 @@ def make_inputs(chunks: list[Chunk], rows: Rows) -> Inputs:
             )
         )
     token_ids = rows.tokens[rows.upload(row_of_token), places].long()
-    states = StateLayout(*(rows.upload(column) for column in rows.states[row_of_chunk].T.copy()))
+    read, written = rows.states[row_of_chunk].T.copy()
+    states = StateLayout(rows.upload(read), rows.upload(written), (read.tolist(), written.tolist()))
     return Inputs(token_ids, layouts[0], starts[:-1].tolist(), tuple(layouts[1:]), states)

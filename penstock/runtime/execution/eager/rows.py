@@ -7,6 +7,7 @@ what it did not write, are launched again too: a row remembers how it stood befo
 
 from collections.abc import Sequence
 from itertools import chain
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,7 @@ from penstock.errors import EngineError
 from penstock.runtime.core.batch import Chunk
 from penstock.runtime.execution.adapters.slots import AdapterSlots
 from penstock.runtime.execution.eager.sampling_state import SamplingStates
+from penstock.runtime.execution.eager.upload import to_device
 from penstock.runtime.models.kinds.cache import TableGroup
 
 Numbers = npt.NDArray[np.int64]
@@ -78,7 +80,7 @@ class Rows:
             self.shrink(step, (chunk,))
             if chunk.new_blocks:
                 held = int(self.num_blocks[chunk.row])
-                self.all_tables[chunk.row, held : held + len(chunk.new_blocks)] = chunk.new_blocks
+                self._put_blocks(chunk.row, held, chunk.new_blocks)
             if chunk.others:
                 self._place_others(chunk)
             self.states[chunk.row] = chunk.state or self.states[chunk.row, 1]
@@ -92,8 +94,12 @@ class Rows:
             for number in range(group.width):
                 own = ids[number :: group.width]
                 begin = (table + number) * self.num_columns + held
-                self.all_tables[chunk.row, begin : begin + len(own)] = own
+                self._put_blocks(chunk.row, begin, own)
             table += group.width
+
+    def _put_blocks(self, row: int, begin: int, ids: Sequence[int]) -> None:
+        """Write block ids into a row's tables, from a column of the first on."""
+        self.all_tables[row, begin : begin + len(ids)] = ids
 
     def _check(self, chunk: Chunk) -> None:
         held = int(self.num_blocks[chunk.row]) + len(chunk.new_blocks)
@@ -118,10 +124,10 @@ class Rows:
         places = spread(np.array([start for _, start, _ in runs]), lengths)
         tokens = np.fromiter(chain.from_iterable(tokens for _, _, tokens in runs), dtype=np.int32, count=lengths.sum())
         where = (self.upload(rows), self.upload(places))
-        self.tokens[where] = torch.from_numpy(tokens).to(self._device)
+        self.tokens[where] = self.upload(tokens)
 
-    def upload(self, numbers: Numbers) -> Tensor:
-        return torch.from_numpy(numbers).to(self._device, non_blocking=True)
+    def upload(self, numbers: npt.NDArray[Any]) -> Tensor:
+        return to_device(torch.from_numpy(numbers), self._device)
 
     def tables(self, rows: Numbers) -> npt.NDArray[np.int32]:
         """Block ids of some rows, [rows, most blocks]."""

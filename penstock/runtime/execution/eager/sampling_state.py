@@ -14,6 +14,7 @@ from torch import Tensor
 from penstock.errors import EngineError
 from penstock.runtime.core.batch import Arrival
 from penstock.runtime.core.request import SamplingParams
+from penstock.runtime.execution.eager.upload import to_device
 from penstock.runtime.ops.sampling.sample import (
     ALLOWED,
     BIAS,
@@ -123,7 +124,7 @@ class SamplingStates:
                 self._keep_lists(row, sampling)
             if sampling.flags & ALLOWED:
                 words = bitmask(sampling.params.allowed_token_ids, self.vocab_size)
-                self.table.allowed[row] = torch.from_numpy(words).to(self._device, non_blocking=True)
+                self.table.allowed[row] = to_device(torch.from_numpy(words), self._device)
 
     def empty_bits(self, num_masks: int) -> Tensor:
         """Memory for bitmasks in this machine, from where they go to the device fastest."""
@@ -155,8 +156,8 @@ class SamplingStates:
         lists = self._lists[row]
         ends = begin + np.cumsum([len(words) for words in lists])
         spans = np.stack((np.concatenate(([begin], ends[:-1])), ends), 1).ravel()
-        self.table.lists[begin : ends[-1]] = torch.from_numpy(np.concatenate(lists)).to(self._device)
-        self.table.spans[:, row] = torch.from_numpy(spans).int().to(self._device)
+        self.table.lists[begin : ends[-1]] = to_device(torch.from_numpy(np.concatenate(lists)), self._device)
+        self.table.spans[:, row] = to_device(torch.from_numpy(spans).int(), self._device)
 
     def _lay_down_all(self) -> None:
         """Side by side from the beginning, in more memory if that does not do."""
@@ -174,7 +175,7 @@ class SamplingStates:
         return [token for token in ids if 0 <= token < self.vocab_size]
 
     def _upload(self, values: Sequence[object]) -> Tensor:
-        return torch.tensor(values).to(self._device, non_blocking=True)
+        return to_device(torch.tensor(values), self._device)
 
 
 def bitmask(ids: Iterable[int], vocab_size: int) -> Words:

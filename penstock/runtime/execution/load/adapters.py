@@ -7,8 +7,9 @@ adapter's own directory is opened.
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import blake2b, sha256
 from pathlib import Path
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor
 
 from penstock.errors import ModelFileError
-from penstock.runtime.execution.load.copied import PLAIN, CopiedTensors
+from penstock.runtime.execution.load.copied import PLAIN, CopiedTensors, LocatedTensors, ShapedTensors
 from penstock.runtime.execution.load.low_rank import LowRank, fit, follow
 from penstock.runtime.formats.checkpoint import Checkpoint, RawTensor, quoted
 from penstock.runtime.formats.gguf import GgufFile
@@ -48,6 +49,8 @@ PERSON = b"penstock.lora"
 HASHED_BYTES = 4 << 20
 READING_THREADS = max(1, min(4, (os.cpu_count() or 1) // 2))
 MAX_TENSORS = 200_000
+LARGE_BYTES = 128 << 20
+"""Larger files are looked at before they are read."""
 TABLES = ("embedding", "output")
 LORA_A, LORA_B, MAGNITUDE = "lora_A.weight", "lora_B.weight", "lora_magnitude_vector"
 EMBEDDING_A, EMBEDDING_B = "lora_embedding_A", "lora_embedding_B"
@@ -79,32 +82,24 @@ class Adapter:
     tables: Mapping[str, Tensor] = field(default_factory=dict)
     """Embedding and output matrices of its own."""
 
-    def _each(self) -> list[LowRank]:
+    @property
+    def thin(self) -> list[LowRank]:
         stacks = [parts for stack in self.experts.values() for parts in stack]
         return [change for parts in (*self.changes.values(), *stacks) for change in parts if change is not None]
 
     @property
     def rank(self) -> int:
-        return max((change.rank for change in self._each()), default=0)
+        return max((change.rank for change in self.thin), default=0)
 
     @property
     def num_bytes(self) -> int:
-        tensors = [*self.tables.values(), *(part for change in self._each() for part in (change.left, change.right))]
+        tensors = [*self.tables.values(), *(part for change in self.thin for part in (change.left, change.right))]
         return sum(tensor.nbytes for tensor in tensors)
 
     @property
     def num_parameters(self) -> int:
-        parts = [part for change in self._each() for part in (change.left, change.right)]
+        parts = [part for change in self.thin for part in (change.left, change.right)]
         return sum(tensor.numel() for tensor in (*self.tables.values(), *parts))
-
-
-def check_uncut(adapter: Adapter) -> None:
-    """Refuse what is computed from whole rows of matrices, where ranks have columns of them each."""
-    changes = [change for parts in adapter.changes.values() for change in parts if change is not None]
-    if any(change.scales is not None for change in changes):
-        raise ModelFileError(
-            f"the adapter {adapter.path} is a DoRA, which needs whole rows of matrices that --tensor cuts; use --pipeline"
-        )
 
 
 @dataclass(slots=True)
@@ -117,13 +112,16 @@ class Module:
 
 def read_adapter(path: Path, spec: ModelSpec, max_rank: int = MAX_RANK, shard: ModelShard | None = None) -> Adapter:
     """An adapter for a model, or for a rank's part of it; ModelFileError says why one is refused."""
-    checkpoint, settings, files = _open(path, spec)
+    checkpoint, settings, files = open_adapter(path, spec)
     try:
-        modules = _modules(checkpoint)
+        modules = modules_of(checkpoint)
+        tensors = [raw for module in modules.values() for raw in module.parts.values()]
+        if sum(raw.num_bytes for raw in tensors) > LARGE_BYTES:
+            check_shapes(AdapterReading(path, spec, settings, max_rank), modules.values())
         reading = AdapterReading(path, spec, settings, max_rank)
         with reading_threads() as pool:
             hashed = [pool.submit(_hashed, part) for part in _parts(files)]
-            reading.copied = CopiedTensors([raw for module in modules.values() for raw in module.parts.values()], pool)
+            reading.copied = CopiedTensors(tensors, pool)
             for module in modules.values():
                 reading.take(module)
             digest = blake2b(b"".join(part.result() for part in hashed), digest_size=16, person=PERSON).hexdigest()
@@ -134,12 +132,21 @@ def read_adapter(path: Path, spec: ModelSpec, max_rank: int = MAX_RANK, shard: M
         checkpoint.close()
 
 
+def check_shapes(reading: "AdapterReading", modules: Iterable[Module]) -> None:
+    """Refuse what is not for this model before memory is taken for its numbers."""
+    reading.copied = ShapedTensors()
+    for module in modules:
+        reading.take(module)
+    with suppress(NotImplementedError):  # a matrix that is made of several cannot be joined without numbers
+        reading.adapter("", None)
+
+
 def reading_threads() -> ThreadPoolExecutor:
     """Threads for one adapter: somebody waits for it."""
     return ThreadPoolExecutor(READING_THREADS, thread_name_prefix="adapter")
 
 
-def _open(path: Path, spec: ModelSpec) -> tuple[Checkpoint, AdapterSettings, tuple[Path, ...]]:
+def open_adapter(path: Path, spec: ModelSpec) -> tuple[Checkpoint, AdapterSettings, tuple[Path, ...]]:
     """With the files whose contents tell one adapter from another."""
     if path.suffix == ".gguf":
         file = GgufFile(path)
@@ -181,7 +188,7 @@ def _hashed(part: tuple[Path, int]) -> bytes:
         return sha256(file.read(HASHED_BYTES)).digest()  # chips have instructions for it
 
 
-def _modules(checkpoint: Checkpoint) -> dict[str, Module]:
+def modules_of(checkpoint: Checkpoint) -> dict[str, Module]:
     modules: dict[str, Module] = {}
     if len(checkpoint.names) > MAX_TENSORS:
         raise ModelFileError(f"it has {len(checkpoint.names):,} tensors; at most {MAX_TENSORS:,} are read")
@@ -209,7 +216,7 @@ class AdapterReading:
         self._found: dict[str, LowRank] = {}
         """By the base's tensors."""
         self._whole: dict[str, Tensor] = {}
-        self.copied: CopiedTensors | None = None
+        self.copied: CopiedTensors | LocatedTensors | ShapedTensors | None = None
 
     def adapter(self, digest: str, shard: ModelShard | None) -> Adapter:
         spec = self._spec if shard is None else shard.spec
@@ -271,7 +278,7 @@ class AdapterReading:
         """`b` [rows, rank] times `a` [rank, columns], scaled."""
         rank = self._rank(module, a, b)
         scale = self._settings.scale(module.name, rank)
-        left = b if scale == 1 else b.float() * scale
+        left = b * scale if self.copied is None else self.copied.times(b, scale)
         is_swapped = self._spec.architecture == "gpt2" and "lm_head" not in module.name and not self._settings.is_gguf
         scales = self._read(module.parts[MAGNITUDE], 1) if MAGNITUDE in module.parts else None
         if scales is not None and len(scales) != len(left):

@@ -9,7 +9,7 @@ from torch import nn
 from penstock.runtime.layers.decoder import Decoder
 from penstock.runtime.layers.embedding import Embedding
 from penstock.runtime.layers.linear import Linear
-from penstock.runtime.layers.packed import PackedEmbedding, PackedLinear
+from penstock.runtime.layers.packed import Int8Linear, PackedEmbedding, PackedLinear
 from penstock.runtime.ops.packed import GROUP, Grouped
 
 
@@ -31,7 +31,7 @@ def put_packed(model: nn.Module, parameter: str, matrix: Grouped, device: torch.
     if isinstance(layer, Embedding):
         packed = PackedEmbedding(matrix, layer.scale, layer.dtype, device)
     elif isinstance(layer, Linear):
-        packed = PackedLinear(matrix, layer.bias, device)
+        packed = (Int8Linear if matrix.rounds else PackedLinear)(matrix, layer.bias, device)
     else:
         raise TypeError(f"{path} is no layer with one matrix")
     owner, _, name = path.rpartition(".")

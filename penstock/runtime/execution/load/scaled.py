@@ -58,7 +58,8 @@ class ScaledMatrix:
     def grouped(self) -> Grouped:
         scales = self._scales.expand(-1, self.shape[1] // GROUP).half().contiguous()
         self._check(scales)
-        return Grouped(self._values(0, self.shape[0]).view(self.shape[0], -1, GROUP), scales, None)
+        values = self._values(0, self.shape[0]).view(self.shape[0], -1, GROUP)
+        return Grouped(values, scales, None, rounds=self.recipe.rounds)
 
     def _check(self, numbers: Tensor) -> None:
         check_numbers(self.weight.name, numbers, self.audit)

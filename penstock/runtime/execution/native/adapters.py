@@ -5,7 +5,6 @@ An adapter's own output matrix, or a change to the model's, is added here: such 
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,10 +13,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from penstock.errors import ConfigError, ModelFileError
-from penstock.runtime.execution.load.adapters import Adapter, check_uncut
+from penstock.runtime.execution.load.adapters import Adapter
 from penstock.runtime.execution.load.low_rank import LowRank
+from penstock.runtime.execution.load.magnitudes import AddUp, with_factors
 from penstock.runtime.execution.native.decoder import NativeDecoder
 from penstock.runtime.execution.native.load import gate_order
+from penstock.runtime.models.sharding import ModelShard
+from penstock.runtime.models.spec import ModelSpec
 from penstock.runtime.ops.cpu import library as native
 from penstock.runtime.ops.packed import TILE, unpack
 
@@ -56,17 +58,14 @@ class NativeBank:
     def is_plain(self, slot: int) -> bool:
         return slot not in self._outputs and slot not in self._heads
 
+    def read(self, path: str, spec: ModelSpec, max_rank: int, shard: ModelShard | None) -> None:
+        """Numbers are laid out anew for the library."""
+
     @torch.inference_mode()
-    def prepare(self, adapter: Adapter) -> Adapter:
+    def prepare(self, adapter: Adapter, add_up: AddUp | None = None) -> Adapter:
         if adapter.experts:
             raise ModelFileError("adapters of experts are not computed by native steps")
-        if self._is_cut:
-            check_uncut(adapter)
-        changes = {
-            name: tuple(None if part is None else self._prepared(name, part) for part in parts)
-            for name, parts in adapter.changes.items()
-        }
-        return replace(adapter, changes=changes)
+        return with_factors(adapter, self._squares, is_cut=self._is_cut, add_up=add_up)
 
     def put(self, slot: int, adapter: Adapter) -> None:
         held: list[Any] = []
@@ -125,15 +124,11 @@ class NativeBank:
                 scores[at] += (hidden[at] @ change.right.t()) @ change.left.t()
         return scores
 
-    def _prepared(self, name: str, change: LowRank) -> LowRank:
-        if change.scales is None or name == "embedding":
-            return change
+    def _squares(self, name: str, change: LowRank) -> Tensor:
         weight = unpack(self._model.matrix(name)).dequantize()
         if name.endswith("gate_up"):
             weight = torch.empty_like(weight).index_copy_(0, self._order, weight)
-        rows = weight[change.first : change.rows.stop]
-        factors = change.scales / (rows + change.left @ change.right).norm(dim=1).clamp(min=1e-6)
-        return LowRank(change.left * factors[:, None], change.right, change.first, factors)
+        return (weight[change.first : change.rows.stop] + change.left @ change.right).square().sum(1)
 
     def _describe(self, matrix: Any, name: str, parts: Sequence[LowRank | None], held: list[Any]) -> None:
         given = [part for part in parts if part is not None]

@@ -74,7 +74,7 @@ class NativeRunner(StepRunner):
         if step > self._last_step:
             self._last_step = step
             if chunks and not copies and masks is None:
-                rows, starts, lengths, token_ids, new_blocks, samples, arrivals, num_drafts, _, others, _ = zip(*chunks)
+                rows, starts, lengths, token_ids, new_blocks, samples, arrivals, num_drafts, others, _ = zip(*chunks)
                 members = (rows, lengths, token_ids, samples, arrivals)
                 if members == self._members or self._gather(members):
                     if any(new_blocks) or (any(others) and any(map(any, others))):

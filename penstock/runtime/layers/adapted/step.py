@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from penstock.runtime.ops.lora import TokenTiles
+from penstock.runtime.ops.grouped.lora import TokenTiles
 
 
 class TokenSlots(NamedTuple):

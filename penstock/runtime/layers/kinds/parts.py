@@ -34,6 +34,8 @@ class PartBuild(NamedTuple):
     """Of a part, a number of blocks and their size, a type and a device."""
     cache: Callable[[Any, Pages, int, torch.dtype, torch.device], Any] = lambda part, pages, *_: pages
     """What the layer finds in a step: pages, states, or both."""
+    records: bool = True
+    """A step of one token a sequence looks nothing up on the host."""
 
 
 def _attention(part: GQA, spec: ModelSpec, number: int, dtype: torch.dtype, table: int) -> nn.Module:
@@ -113,7 +115,7 @@ def _both(part: SideBySide, pages: Pages, num_states: int, dtype: torch.dtype, d
 
 PARTS: dict[type, PartBuild] = {
     SideBySide: PartBuild(_mixers, _beside, _both),
-    Bounded: PartBuild(_bounded, _no_pages, _entries),
+    Bounded: PartBuild(_bounded, _no_pages, _entries, records=False),
     GatedDelta: PartBuild(_delta_net, _no_pages, _answers),
     Mamba2: PartBuild(_state_space, _no_pages, _sums),
     ShortConv: PartBuild(_convolution, _no_pages, _last_inputs),
@@ -130,6 +132,11 @@ def part_of(spec: ModelSpec, number: int) -> PartBuild:
             "computes; size it with penstock plan or penstock simulate, or serve another model"
         )
     return PARTS[type(part)]
+
+
+def can_record(spec: ModelSpec) -> bool:
+    """Decode steps of this model can be recorded, where a device does that."""
+    return all(part_of(spec, number).records for number in range(len(spec.layers)))
 
 
 def build_mixer(spec: ModelSpec, number: int, dtype: torch.dtype) -> nn.Module:

@@ -50,7 +50,7 @@ def bounded_attention(
 ) -> Tensor:
     """Queries, keys and values [tokens, heads, head_dim] that are not rotated yet; `table` has an angle for each entry."""
     outputs = []
-    slots = zip(states.read.tolist(), states.written.tolist())
+    slots = zip(*states.listed())
     parts = zip(*(torch.split(part, layout.lengths) for part in (q, k, v)))
     for (queries, keys, values), end, (read, written) in zip(parts, layout.contexts, slots):
         entries = BoundedCache(*(part[written] for part in cache))

@@ -6,14 +6,14 @@ A prompt is computed in pieces of `PIECE` tokens: what each token writes depends
 which is a triangular system.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from penstock.runtime.models.kinds.recurrent import GatedDelta
-from penstock.runtime.ops.kinds.scan import PIECE, example_states
+from penstock.runtime.ops.kinds.scan import PIECE, begun, chunk_by_chunk, example_states
 from penstock.runtime.ops.layout import BatchLayout, StateLayout
 from penstock.runtime.ops.op import operation
 
@@ -51,29 +51,49 @@ def delta_scan(
 ) -> Tensor:
     """What queries read of the states [heads, key_dim, value_dim], in float32: [tokens, heads, value_dim]."""
     shared = spec.num_heads // spec.num_key_heads
-    outputs, kept = [], []
-    for parts, read in zip(zip(*(torch.split(part, layout.lengths) for part in inputs)), states.read.tolist()):
-        state = torch.zeros_like(held[0]) if read < 0 else held[read].clone()
-        for begin in range(0, len(parts[0]), PIECE):
-            value, key, query, strength, decay = (part[begin : begin + PIECE].float() for part in parts)
-            key, query = (_unit(part).repeat_interleave(shared, dim=1) for part in (key, query))
-            # By head: [heads, tokens, ...]
-            query = query * spec.key_dim**-0.5
-            value, key, query, strength, decay = (part.transpose(0, 1) for part in (value, key, query, strength, decay))
-            out, state = _piece(value, key, query, strength, decay, state)
-            outputs.append(out.transpose(0, 1))
-        kept.append(state)
-    held.index_copy_(0, states.written, torch.stack(kept))
-    return torch.cat(outputs)
+
+    def singles(inputs: Sequence[Tensor], states: StateLayout) -> Tensor:
+        out, after = _tokens(DeltaInputs(*inputs), begun(held, states), spec)
+        held.index_copy_(0, states.written, after)
+        return out
+
+    def longer(inputs: Sequence[Tensor], lengths: list[int], states: StateLayout) -> Tensor:
+        outputs, kept = [], []
+        for parts, read in zip(zip(*(torch.split(part, lengths) for part in inputs)), states.listed()[0]):
+            state = torch.zeros_like(held[0]) if read < 0 else held[read].clone()
+            for begin in range(0, len(parts[0]), PIECE):
+                value, key, query, strength, decay = (part[begin : begin + PIECE].float() for part in parts)
+                key, query = (_unit(part).repeat_interleave(shared, dim=1) for part in (key, query))
+                query = query * spec.key_dim**-0.5
+                # By head: [heads, tokens, ...]
+                by_head = [part.transpose(0, 1) for part in (value, key, query, strength, decay)]
+                out, state = _piece(by_head, state)
+                outputs.append(out.transpose(0, 1))
+            kept.append(state)
+        held.index_copy_(0, states.written, torch.stack(kept))
+        return torch.cat(outputs)
+
+    return chunk_by_chunk(singles, longer, inputs, layout, states)
+
+
+def _tokens(inputs: DeltaInputs, state: Tensor, spec: GatedDelta) -> tuple[Tensor, Tensor]:
+    """One token for each state [tokens, heads, key_dim, value_dim]."""
+    value, key, query, strength, decay = (part.float() for part in inputs)
+    shared = spec.num_heads // spec.num_key_heads
+    key, query = (_unit(part).repeat_interleave(shared, dim=1)[:, :, None] for part in (key, query))
+    left = state * decay.exp()[..., None, None]
+    written = strength[..., None, None] * (value[:, :, None] - key @ left)
+    after = left + key.transpose(2, 3) * written
+    return (query * spec.key_dim**-0.5 @ after)[:, :, 0], after
 
 
 def _unit(numbers: Tensor) -> Tensor:
     return numbers * torch.rsqrt((numbers * numbers).sum(-1, keepdim=True) + EPS)
 
 
-def _piece(
-    value: Tensor, key: Tensor, query: Tensor, strength: Tensor, decay: Tensor, state: Tensor
-) -> tuple[Tensor, Tensor]:
+def _piece(by_head: Sequence[Tensor], state: Tensor) -> tuple[Tensor, Tensor]:
+    """Values, keys, queries, strengths and decays of a few tokens, [heads, tokens, ...] each."""
+    value, key, query, strength, decay = by_head
     faded = decay.cumsum(-1)  # log of what is left of the state before, [heads, tokens]
     place = torch.arange(faded.shape[-1], device=faded.device)
     between = (faded[:, :, None] - faded[:, None]).masked_fill(place[:, None] < place, -torch.inf).exp()

@@ -1,10 +1,11 @@
 """Recurrences: what a chunk's tokens make of the state before it, and the state after it.
 
 Chunks are flattened one after another as everywhere; each reads one slot and writes another, or the same. A prompt is computed
-in pieces of `PIECE` tokens by products of matrices, which equals going token by token.
+in pieces of `PIECE` tokens by products of matrices, which equals going token by token. Chunks of one token each are computed
+together, and nothing of them is looked up on the host: such steps can be recorded.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -30,11 +31,70 @@ class ScanInputs(NamedTuple):
 
 def example_states(device: torch.device) -> Iterator[tuple[BatchLayout, StateLayout, torch.Generator]]:
     generator = torch.Generator(device).manual_seed(31)
-    for lengths, contexts in (([1], [1]), ([3, 1, 70], [3, 9, 90])):
+    for lengths, contexts in (([1], [1]), ([1, 1, 1], [1, 9, 90]), ([3, 1, 70], [3, 9, 90])):
         layout = example_layout(lengths, contexts, 8, 40, generator)
         read = [-1 if length == context else number for number, (length, context) in enumerate(zip(lengths, contexts))]
         written = [number + 2 if number == 1 else number for number in range(len(lengths))]
         yield layout, StateLayout(torch.tensor(read, device=device), torch.tensor(written, device=device)), generator
+
+
+class ByLength(NamedTuple):
+    """Chunks of one token, and longer ones: where their tokens are, and their states."""
+
+    singles: Tensor
+    single_states: StateLayout
+    longer: Tensor
+    longer_states: StateLayout
+    lengths: list[int]
+    """Of the longer ones."""
+
+
+def chunk_by_chunk(
+    singles: Callable[[Sequence[Tensor], StateLayout], Tensor],
+    longer: Callable[[Sequence[Tensor], list[int], StateLayout], Tensor],
+    inputs: Sequence[Tensor],
+    layout: BatchLayout,
+    states: StateLayout,
+) -> Tensor:
+    """What chunks of one token give, all at once, and longer ones, one after another; `inputs` are [tokens, ...] each."""
+    count = len(inputs[0])
+    if len(layout.lengths) == count:
+        return singles(inputs, states)
+    if 1 not in layout.lengths:
+        return longer(inputs, layout.lengths, states)
+    found = layout.derived.get("chunks by length")
+    if found is None:
+        found = layout.derived["chunks by length"] = _by_length(layout, states)
+    few = singles([part.index_select(0, found.singles) for part in inputs], found.single_states)
+    rest = longer([part.index_select(0, found.longer) for part in inputs], found.lengths, found.longer_states)
+    out = rest.new_empty((count, *rest.shape[1:]))
+    return out.index_copy_(0, found.singles, few).index_copy_(0, found.longer, rest)
+
+
+def _by_length(layout: BatchLayout, states: StateLayout) -> ByLength:
+    numbers: tuple[list[int], list[int]] = ([], [])
+    tokens: tuple[list[int], list[int]] = ([], [])
+    begin = 0
+    for number, length in enumerate(layout.lengths):
+        numbers[length > 1].append(number)
+        tokens[length > 1].extend(range(begin, begin + length))
+        begin += length
+    device, (read, written) = states.read.device, states.listed()
+
+    def some(chosen: list[int]) -> StateLayout:
+        known = [read[number] for number in chosen], [written[number] for number in chosen]
+        here = torch.tensor(known, device=device)
+        return StateLayout(here[0], here[1], known)
+
+    at = [torch.tensor(each, device=device) for each in tokens]
+    lengths = [layout.lengths[number] for number in numbers[1]]
+    return ByLength(at[0], some(numbers[0]), at[1], some(numbers[1]), lengths)
+
+
+def begun(held: Tensor, states: StateLayout) -> Tensor:
+    """The state that each chunk begins from, [chunks, ...]."""
+    is_there = (states.read >= 0).view(-1, *[1] * (held.ndim - 1))
+    return held.index_select(0, states.read.clamp(min=0)).where(is_there, 0.0)
 
 
 def _conv_examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
@@ -51,14 +111,24 @@ def causal_conv(
 ) -> Tensor:
     """Each of x [tokens, size] with the tokens before it, by weight [size, width]; `held` [slots, size, width - 1] keeps the
     last ones of each sequence."""
-    outputs, kept = [], []
-    for own, read in zip(torch.split(x, layout.lengths), states.read.tolist()):
-        before = torch.zeros_like(held[0]) if read < 0 else held[read]
-        line = torch.cat((before.to(x.dtype), own.t()), dim=1)
-        outputs.append(functional.conv1d(line[None], weight[:, None], bias, groups=len(weight))[0].t())
-        kept.append(line[:, len(own) :].to(held.dtype))
-    held.index_copy_(0, states.written, torch.stack(kept))
-    return torch.cat(outputs)
+
+    def singles(inputs: Sequence[Tensor], states: StateLayout) -> Tensor:
+        lines = torch.cat((begun(held, states).to(x.dtype), inputs[0][..., None]), dim=-1)
+        held.index_copy_(0, states.written, lines[..., 1:].to(held.dtype))
+        mixed = (lines.float() * weight.float()).sum(-1)
+        return (mixed if bias is None else mixed + bias.float()).to(x.dtype)
+
+    def longer(inputs: Sequence[Tensor], lengths: list[int], states: StateLayout) -> Tensor:
+        outputs, kept = [], []
+        for own, read in zip(torch.split(inputs[0], lengths), states.listed()[0]):
+            before = torch.zeros_like(held[0]) if read < 0 else held[read]
+            line = torch.cat((before.to(x.dtype), own.t()), dim=1)
+            outputs.append(functional.conv1d(line[None], weight[:, None], bias, groups=len(weight))[0].t())
+            kept.append(line[:, len(own) :].to(held.dtype))
+        held.index_copy_(0, states.written, torch.stack(kept))
+        return torch.cat(outputs)
+
+    return chunk_by_chunk(singles, longer, (x,), layout, states)
 
 
 def _scan_examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
@@ -86,19 +156,29 @@ def state_scan(
     """What queries read of the states [heads, head_dim, state_size] as tokens are added to them, in float32: [tokens, heads,
     head_dim]. A head's state decays by exp(step * decay) a token and gains step * value x key."""
     shared = spec.num_heads // spec.num_groups
-    outputs, kept = [], []
-    for parts, read in zip(zip(*(torch.split(part, layout.lengths) for part in inputs)), states.read.tolist()):
-        state = torch.zeros_like(held[0]) if read < 0 else held[read].clone()
-        made = []
-        for begin in range(0, len(parts[0]), PIECE):
-            value, key, query, step = (part[begin : begin + PIECE].float() for part in parts)
-            key, query = (part.repeat_interleave(shared, dim=1) for part in (key, query))
-            out, state = _piece(value, key, query, step, decays, state)
-            made.append(out)
-        outputs += made
-        kept.append(state)
-    held.index_copy_(0, states.written, torch.stack(kept))
-    return torch.cat(outputs)
+
+    def singles(inputs: Sequence[Tensor], states: StateLayout) -> Tensor:
+        value, key, query, step = (part.float() for part in inputs)
+        key, query = (part.repeat_interleave(shared, dim=1) for part in (key, query))
+        left = begun(held, states) * (step * decays).exp()[..., None, None]
+        after = left + (step[..., None] * value)[..., None] * key[:, :, None]
+        held.index_copy_(0, states.written, after)
+        return (after @ query[..., None])[..., 0]
+
+    def longer(inputs: Sequence[Tensor], lengths: list[int], states: StateLayout) -> Tensor:
+        outputs, kept = [], []
+        for parts, read in zip(zip(*(torch.split(part, lengths) for part in inputs)), states.listed()[0]):
+            state = torch.zeros_like(held[0]) if read < 0 else held[read].clone()
+            for begin in range(0, len(parts[0]), PIECE):
+                value, key, query, step = (part[begin : begin + PIECE].float() for part in parts)
+                key, query = (part.repeat_interleave(shared, dim=1) for part in (key, query))
+                out, state = _piece(value, key, query, step, decays, state)
+                outputs.append(out)
+            kept.append(state)
+        held.index_copy_(0, states.written, torch.stack(kept))
+        return torch.cat(outputs)
+
+    return chunk_by_chunk(singles, longer, inputs, layout, states)
 
 
 def _piece(

@@ -15,7 +15,7 @@ from penstock.runtime.ops.triton import (
     sample,
     tiles,
 )
-from penstock.runtime.ops.triton.grouped import lora
+from penstock.runtime.ops.triton.grouped import laying, lora
 from penstock.runtime.ops.triton.kinds import latent
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "fp8",
     "kv_write",
     "latent",
+    "laying",
     "linear",
     "lora",
     "moe",

@@ -17,10 +17,10 @@ from penstock.runtime.models.spec import MoE
 from penstock.runtime.ops.activation import CLAMP, SHARPNESS
 from penstock.runtime.ops.moe import Experts, Groups, mix_experts, route
 from penstock.runtime.ops.triton.activation import KINDS, activated
+from penstock.runtime.ops.triton.grouped.sorting import sort_pairs
 from penstock.runtime.ops.triton.host.chain import await_others, chained
 from penstock.runtime.ops.triton.host.launch import entry
 from penstock.runtime.ops.triton.host.tile_table import TileConfig, tiles_of
-from penstock.runtime.ops.triton.sorting import sort_pairs
 
 MAX_EXPERTS = 256
 MAX_SINGLE_TOKENS = 4

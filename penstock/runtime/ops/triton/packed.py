@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from penstock.runtime.models.spec import Activation
 from penstock.runtime.ops.activation import gate
+from penstock.runtime.ops.int8 import LEAST, MOST, Int8, multiply_int8, round_int8
 from penstock.runtime.ops.packed import (
     LANES,
     PackedWords,
@@ -29,6 +30,8 @@ MAX_TOKENS = 128
 """Rows of x a program multiplies."""
 ONE_ROWS = 8
 """Rows of the matrix a program multiplies by a single one."""
+MAX_ROUNDED = 32768
+LEAST_ROWS = 32
 MAX_COPY = 1 << 27
 """Numbers of a matrix that stand in floats at a time."""
 
@@ -269,6 +272,74 @@ def many_rows(x: Tensor, weight: PackedWords, bias: Tensor | None) -> Tensor:
             x, widened(weight.rows(start, stop), x.dtype), None if bias is None else bias[start:stop]
         )
         out[:, start:stop] = part
+    return out
+
+
+@entry
+@triton.jit
+def _round(
+    x, values, scales,
+    SIZE: tl.constexpr, BLOCK: tl.constexpr, MOST: tl.constexpr, LEAST: tl.constexpr, CHAINS: tl.constexpr,
+):  # fmt: skip
+    """One row to 8-bit whole numbers. What is not finite spoils its scale."""
+    await_others(CHAINS)
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    inside = columns < SIZE
+    numbers = tl.load(x + row * SIZE + columns, mask=inside, other=0.0).to(tl.float32)
+    most = tl.maximum(tl.max(tl.abs(numbers), axis=0), LEAST) + tl.sum(numbers * 0.0, axis=0)
+    # Beside 1.5 * 2 ** 23 a float has no bits for what follows the point.
+    whole = (numbers * tl.div_rn(MOST, most) + 12582912.0) - 12582912.0
+    tl.store(values + row * SIZE + columns, whole.to(tl.int8), mask=inside)
+    tl.store(scales + row, tl.div_rn(most, MOST))
+
+
+@entry
+@triton.jit
+def _scale(
+    sums, x_scales, scales, bias, out, num_out, BLOCK: tl.constexpr, BIAS: tl.constexpr, CHAINS: tl.constexpr,
+):  # fmt: skip
+    """Sums of products of whole numbers as what they stand for."""
+    await_others(CHAINS)
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < num_out
+    numbers = tl.load(sums + row * num_out + columns, mask=inside, other=0).to(tl.float32)
+    numbers *= tl.load(scales + columns, mask=inside, other=0.0) * tl.load(x_scales + row)
+    if BIAS:
+        numbers += tl.load(bias + columns, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row * num_out + columns, numbers.to(out.dtype.element_ty), mask=inside)
+
+
+@round_int8.kernel("cuda", fits=lambda x: x.is_contiguous() and x.numel() > 0 and x.shape[1] <= MAX_ROUNDED)
+def round_rows(x: Tensor) -> Int8:
+    num_rows, size = x.shape
+    values = torch.empty((num_rows, size), dtype=torch.int8, device=x.device)
+    scales = torch.empty(num_rows, device=x.device)
+    block = triton.next_power_of_2(size)
+    _round[(num_rows,)](
+        x, values, scales, SIZE=size, BLOCK=block, MOST=MOST, LEAST=LEAST,
+        **chained(), num_warps=min(max(block // 512, 1), 16),
+    )  # fmt: skip
+    return Int8(values, scales)
+
+
+def _whole_fits(values: Tensor, scales: Tensor, weight: Int8, bias: Tensor | None, dtype: torch.dtype) -> bool:
+    return values.is_cuda and len(values) > 0 and not (values.shape[1] % 8 or weight.values.shape[0] % 8)
+
+
+@multiply_int8.kernel("cuda", fits=_whole_fits)
+def multiply_whole(values: Tensor, scales: Tensor, weight: Int8, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """By the library, which takes no fewer than LEAST_ROWS rows: others are filled up with zeros."""
+    num_rows, num_out = len(values), len(weight.values)
+    if num_rows < LEAST_ROWS:
+        values = functional.pad(values, (0, 0, 0, LEAST_ROWS - num_rows))
+    sums = torch._int_mm(values, weight.values.t())
+    out = torch.empty((num_rows, num_out), dtype=dtype, device=values.device)
+    _scale[(num_rows, triton.cdiv(num_out, 1024))](
+        sums, scales, weight.scales, scales if bias is None else bias, out, num_out,
+        BLOCK=1024, BIAS=bias is not None, **chained(), num_warps=4,
+    )  # fmt: skip
     return out
 
 

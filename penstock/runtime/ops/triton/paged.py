@@ -1,5 +1,5 @@
-"""What kernels over the paged cache share: finding keys, capping scores, 8-bit numbers, a token that is not in the cache
-yet.
+"""What kernels over the paged cache share: finding keys, capping scores, sweeping over a run of keys of 16 or of 8 bits, a
+token that is not in the cache yet.
 
 Scores are kept in base 2 (scale carries log2 e).
 """
@@ -76,6 +76,120 @@ def halves(pairs, BYTES: tl.constexpr, NATIVE: tl.constexpr):
         else:
             low, high = first.to(tl.float16), second.to(tl.float16)
     return low, high
+
+
+@triton.jit
+def run_of(first, end, split, TILE: tl.constexpr, SPLITS: tl.constexpr):
+    """Begin and end of one of SPLITS runs of the keys first .. end, in whole tiles."""
+    origin = first // TILE * TILE
+    span = tl.cdiv(tl.cdiv(end - origin, TILE), SPLITS) * TILE
+    low = origin + split * span
+    return low, tl.minimum(low + span, end)
+
+
+@triton.jit
+def seen_only(
+    scores, positions, inside, seen, CAP: tl.constexpr, LOG2_E: tl.constexpr, WINDOW: tl.constexpr,
+    SEVERAL: tl.constexpr,
+):  # fmt: skip
+    """Capped scores of keys that are seen. With SEVERAL, rows see different numbers of keys."""
+    scores = tl.where(inside[None, :], capped(scores, CAP, LOG2_E), float("-inf"))
+    if SEVERAL:
+        scores = tl.where(positions[None, :] < seen[:, None], scores, float("-inf"))
+        if WINDOW:
+            scores = tl.where(positions[None, :] >= seen[:, None] - WINDOW, scores, float("-inf"))
+    return scores
+
+
+@triton.jit
+def softened(scores, peak, total, SEVERAL: tl.constexpr):
+    """Weights of a tile's keys, what is left of the weights before it, and peak and total with them."""
+    higher = tl.maximum(peak, tl.max(scores, axis=1))
+    safe = tl.where(higher == float("-inf"), 0.0, higher) if SEVERAL else higher
+    weights = tl.exp2(scores - safe[:, None])
+    fade = tl.exp2(peak - safe)
+    return weights, fade, higher, total * fade + tl.sum(weights, axis=1)
+
+
+@triton.jit
+def scaled(weights, scales):
+    """Weights times the values' scales. The largest is taken out, so that small ones do not vanish in half precision."""
+    largest = tl.max(scales, axis=0)
+    return weights * (scales / tl.where(largest == 0.0, 1.0, largest))[None, :], largest
+
+
+@triton.jit
+def sweep_keys(
+    query, seen, first, low, high, keys, values, key_scales, value_scales, table, kv_head, scale,
+    ROWS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, PAD: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, LOG2_E: tl.constexpr, SCALES: tl.constexpr,
+    SEVERAL: tl.constexpr,
+):  # fmt: skip
+    """What queries [ROWS, PAD] make of the keys low .. high: highest score, sum of weights, weighted values."""
+    columns = tl.arange(0, PAD)[None, :]
+    peak = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    mixed = tl.zeros([ROWS, PAD], tl.float32)
+    for begin in range(low, high, TILE):
+        positions = begin + tl.arange(0, TILE)
+        inside = (positions < high) & (positions >= first)
+        slot = slots_of(table, 0, positions, inside, BLOCK_SIZE)
+        place = (slot * KV_HEADS + kv_head)[:, None] * DIM + columns
+        is_key = inside[:, None] & (columns < DIM)
+        key = tl.load(keys + place, mask=is_key, other=0.0).to(query.dtype)
+        value = tl.load(values + place, mask=is_key, other=0.0).to(query.dtype)
+        scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
+        if SCALES:
+            scores *= tl.load(key_scales + slot * KV_HEADS + kv_head, mask=inside, other=0.0)[None, :]
+        scores = seen_only(scores, positions, inside, seen, CAP, LOG2_E, WINDOW, SEVERAL)
+        weights, fade, peak, total = softened(scores, peak, total, SEVERAL)
+        largest = 1.0
+        if SCALES:
+            scales = tl.load(value_scales + slot * KV_HEADS + kv_head, mask=inside, other=0.0)
+            weights, largest = scaled(weights, scales)
+        added = tl.dot(weights.to(query.dtype), value, input_precision="ieee") * largest
+        mixed = mixed * fade[:, None] + added
+    return peak, total, mixed
+
+
+@triton.jit
+def sweep_words(
+    heads, is_row, seen, first, low, high, keys, values, key_scales, value_scales, table, kv_head, scale,
+    ROWS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, PAD: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, LOG2_E: tl.constexpr, SCALES: tl.constexpr,
+    SEVERAL: tl.constexpr, BYTES: tl.constexpr, NATIVE: tl.constexpr,
+):  # fmt: skip
+    """The same of a cache that is read as words of two 8-bit numbers: a head's even and odd numbers are multiplied by
+    themselves. `heads` are where the queries of each row begin."""
+    words = tl.arange(0, PAD // 2)[None, :]
+    is_word = is_row[:, None] & (words < DIM // 2)
+    even = tl.load(heads + 2 * words, mask=is_word, other=0.0).to(tl.float16)
+    odd = tl.load(heads + 2 * words + 1, mask=is_word, other=0.0).to(tl.float16)
+    peak = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    mixed_even = tl.zeros([ROWS, PAD // 2], tl.float32)
+    mixed_odd = tl.zeros([ROWS, PAD // 2], tl.float32)
+    for begin in range(low, high, TILE):
+        positions = begin + tl.arange(0, TILE)
+        inside = (positions < high) & (positions >= first)
+        slot = slots_of(table, 0, positions, inside, BLOCK_SIZE)
+        place = (slot * KV_HEADS + kv_head)[:, None] * (DIM // 2) + words
+        is_key = inside[:, None] & (words < DIM // 2)
+        key, key_odd = halves(tl.load(keys + place, mask=is_key, other=0), BYTES, NATIVE)
+        value, value_odd = halves(tl.load(values + place, mask=is_key, other=0), BYTES, NATIVE)
+        scores = tl.dot(odd, tl.trans(key_odd), tl.dot(even, tl.trans(key))) * scale
+        if SCALES:
+            scores *= tl.load(key_scales + slot * KV_HEADS + kv_head, mask=inside, other=0.0)[None, :]
+        scores = seen_only(scores, positions, inside, seen, CAP, LOG2_E, WINDOW, SEVERAL)
+        weights, fade, peak, total = softened(scores, peak, total, SEVERAL)
+        largest = 1.0
+        if SCALES:
+            scales = tl.load(value_scales + slot * KV_HEADS + kv_head, mask=inside, other=0.0)
+            weights, largest = scaled(weights, scales)
+        weights = weights.to(tl.float16)
+        mixed_even = mixed_even * fade[:, None] + tl.dot(weights, value) * largest
+        mixed_odd = mixed_odd * fade[:, None] + tl.dot(weights, value_odd) * largest
+    return peak, total, tl.interleave(mixed_even, mixed_odd)
 
 
 @triton.jit

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from penstock.runtime.models.spec import Activation
 from penstock.runtime.ops.activation import CLAMP, SHARPNESS
-from penstock.runtime.ops.lora import (
+from penstock.runtime.ops.grouped.lora import (
     RANK_STEP,
     LoraBank,
     Product,
@@ -33,9 +33,9 @@ from penstock.runtime.ops.lora import (
     tile_tokens,
 )
 from penstock.runtime.ops.triton.activation import KINDS, gated
+from penstock.runtime.ops.triton.grouped.sorting import sort_pairs
 from penstock.runtime.ops.triton.host.chain import await_others, chained, release_next
 from penstock.runtime.ops.triton.host.launch import entry
-from penstock.runtime.ops.triton.sorting import sort_pairs
 
 
 class LoraCut(NamedTuple):
@@ -43,7 +43,7 @@ class LoraCut(NamedTuple):
 
     block: int = 256
     """Inputs a program reads at a time."""
-    splits: int = 4
+    splits: int = 8
     """Most programs that share a tile's inputs: with few tokens there are few tiles, and one program would take long."""
     shrink_warps: int = 4
     stages: int = 2

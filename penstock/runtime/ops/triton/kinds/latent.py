@@ -11,6 +11,7 @@ from penstock.runtime.models.spec import MLA
 from penstock.runtime.ops.kinds.latent import latent_attention
 from penstock.runtime.ops.layout import BatchLayout, LatentCache
 from penstock.runtime.ops.triton import decode
+from penstock.runtime.ops.triton.decode_kernels import join_heads
 from penstock.runtime.ops.triton.host.chain import await_others, chained
 from penstock.runtime.ops.triton.host.launch import entry
 from penstock.runtime.ops.triton.paged import LOG2_E, slots_of
@@ -22,10 +23,10 @@ MAX_ROWS = 64
 @entry
 @triton.jit(
     do_not_specialize=["table_width"],
-    do_not_specialize_on_alignment=["tables", "chunks", "firsts", "counts", "places", "peaks", "sums"],
+    do_not_specialize_on_alignment=["tables", "chunks", "firsts", "counts", "places", "contexts", "peaks", "sums"],
 )
 def _attend(
-    q, latents, tables, chunks, firsts, counts, places, out, partial, peaks, sums, scale, table_width,
+    q, latents, tables, chunks, firsts, counts, places, contexts, out, partial, peaks, sums, scale, table_width,
     HEADS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, RANK: tl.constexpr, RANK_PAD: tl.constexpr,
     TURNED: tl.constexpr, TURNED_PAD: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr,
     SPLITS: tl.constexpr, CHAINS: tl.constexpr,
@@ -43,7 +44,7 @@ def _attend(
     token = tl.load(firsts + tile).to(tl.int64)
     count = tl.load(counts + tile)
     start = tl.load(places + token).to(tl.int32)
-    end = start + count
+    end = tl.minimum(start + count, tl.load(contexts + chunk)) * tl.minimum(count, 1)  # what is past it is padding
     span = tl.cdiv(tl.cdiv(end, TILE), SPLITS) * TILE
     low = split * span
     high = tl.minimum(low + span, end)
@@ -101,7 +102,7 @@ class LatentCut(NamedTuple):
 
 
 class Tiles(NamedTuple):
-    """Queries of a chunk that a program takes: whose they are, their first token, how many; [tiles] each."""
+    """Queries of a chunk that a program takes: whose they are, their first token, how many (0 for none); [tiles] each."""
 
     chunks: Tensor
     firsts: Tensor
@@ -125,7 +126,7 @@ def attend_latents(
 ) -> Tensor:
     group = min(triton.next_power_of_2(spec.num_heads), MAX_ROWS)
     each = MAX_ROWS // group if len(layout.lengths) < q.shape[0] else 1
-    tiles = _tiles(layout, each)
+    tiles = _tiles(layout, each, q.shape[0])
     num_groups = -(-spec.num_heads // group)
     num_rows = max(group * each, 16)
     cut = cut or cut_of(tiles.chunks.shape[0] * num_groups, num_rows, q)
@@ -140,6 +141,7 @@ def attend_latents(
         layout.block_tables,
         *tiles,
         layout.positions,
+        layout.context_lengths,
         out,
         partial,
         peaks,
@@ -161,23 +163,26 @@ def attend_latents(
         num_stages=cut.stages,
     )
     if splits > 1:
-        decode.join_heads[(count, spec.num_heads)](
+        join_heads[(count, spec.num_heads)](
             out, partial, peaks, sums, peaks, HEADS=spec.num_heads, DIM=rank, PAD=triton.next_power_of_2(rank),
             SPLITS=splits, SINKS=False, LOG2_E=LOG2_E, **chained(), num_warps=2,
         )  # fmt: skip
     return out
 
 
-def _tiles(layout: BatchLayout, each: int) -> Tiles:
-    """Found once a step: every layer has the same."""
+def _tiles(layout: BatchLayout, each: int, num_tokens: int) -> Tiles:
+    """Found once a step: every layer has the same. Those of a recorded step are found on the device, as many as there could
+    be."""
     found = layout.derived.get(("latent tiles", each))
     if found is None:
-        described, begin = [], 0
-        for chunk, length in enumerate(layout.lengths):
-            for offset in range(0, length, each):
-                described.append((chunk, begin + offset, min(each, length - offset)))
-            begin += length
-        device = layout.block_tables.device
-        found = Tiles(*torch.tensor(described, dtype=torch.int32).t().contiguous().to(device, non_blocking=True))
-        layout.derived["latent tiles", each] = found
+        lengths = layout.query_starts.diff()
+        by_chunk = (lengths + each - 1) // each
+        ends = by_chunk.cumsum(0)
+        most = sum(-(-length // each) for length in layout.lengths) or num_tokens // each + len(lengths)
+        numbers = torch.arange(most, device=lengths.device)
+        owners = torch.searchsorted(ends, numbers, right=True).clamp(max=len(lengths) - 1)
+        offsets = (numbers - (ends - by_chunk)[owners]) * each
+        counts = (lengths[owners] - offsets).clamp(0, each)
+        firsts = torch.where(counts > 0, layout.query_starts[owners] + offsets, 0)
+        found = layout.derived["latent tiles", each] = Tiles(owners.int(), firsts.int(), counts.int())
     return found

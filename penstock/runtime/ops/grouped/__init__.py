@@ -1,0 +1,1 @@
+"""Products of rows that belong to different adapters."""

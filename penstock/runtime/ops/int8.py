@@ -1,0 +1,59 @@
+"""Matrices of 8-bit whole numbers, one scale for each row, and products with them (W8A8).
+
+Activations are rounded to 8-bit whole numbers too, each row by its own scale, so that both sides go through the 8-bit matrix
+units; sums of products are exact.
+"""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from penstock.runtime.ops.op import operation
+
+MOST = 127.0
+LEAST = 1e-12
+"""A row smaller than this counts as this large, so that its scale is never zero."""
+
+
+class Int8(NamedTuple):
+    """Row r is scales[r] * values[r]: values [rows, columns] in int8, scales [rows] in float32."""
+
+    values: Tensor
+    scales: Tensor
+
+
+def _round_examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
+    generator = torch.Generator(device).manual_seed(22)
+    for dtype in (torch.float32, torch.float16):
+        for shape in ((1, 64), (5, 256), (3, 1000)):
+            x = torch.randn(shape, generator=generator, device=device) * 3
+            x[-1] *= len(x) - 1  # a row of zeros
+            yield (x.to(dtype),)
+
+
+@operation(_round_examples)
+def round_int8(x: Tensor) -> Int8:
+    """Numbers [rows, columns] rounded by each row's largest; the scale of a row that is not finite is not, either."""
+    wide = x.float()
+    most = wide.abs().amax(-1).clamp(min=LEAST) + (wide * 0.0).sum(-1)
+    inverse = most.new_tensor(MOST) / most
+    return Int8((wide * inverse[:, None]).nan_to_num().round().to(torch.int8), most / MOST)
+
+
+def _multiply_examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
+    generator = torch.Generator(device).manual_seed(23)
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        for tokens, size, num_out in ((1, 64, 96), (6, 96, 40), (20, 128, 48), (140, 64, 32)):
+            x = torch.randn((tokens, size), generator=generator, device=device)
+            weight = torch.randn((num_out, size), generator=generator, device=device) * size**-0.5
+            yield *round_int8(x), round_int8(weight), None, dtype
+            yield *round_int8(x), round_int8(weight), weight[:, 0].contiguous().to(dtype), dtype
+
+
+@operation(_multiply_examples)
+def multiply_int8(values: Tensor, scales: Tensor, weight: Int8, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """Rounded rows times the matrix, the result in `dtype`."""
+    product = (values.double() @ weight.values.double().t()).float() * weight.scales * scales[:, None]
+    return (product if bias is None else product + bias).to(dtype)
