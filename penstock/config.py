@@ -92,7 +92,8 @@ def bound_of(asked: str) -> Bound | None:
 class CacheConfig:
     """The paged KV cache."""
 
-    ADVANCED: ClassVar[tuple[str, ...]] = ("block_size", "num_blocks", "memory_fraction", "kv_disk_size")
+    ADVANCED: ClassVar[tuple[str, ...]] = ("block_size", "num_blocks", "memory_fraction")
+    SETTINGS: ClassVar[tuple[str, ...]] = ("kv_disk_size",)
 
     block_size: int = 16
     """Tokens in a KV block"""
@@ -124,7 +125,7 @@ class CacheConfig:
         if self.kv_memory is not None:
             bytes_of("--kv-memory", self.kv_memory)
         _check_choice("--kv", self.kv, KV)
-        for flag, size in (("--kv-host", self.kv_host), ("--kv-disk-size", self.kv_disk_size)):
+        for flag, size in (("--kv-host", self.kv_host), ("kv-disk-size", self.kv_disk_size)):
             if size is not None:
                 bytes_of(flag, size)
         if not _is_number(self.memory_fraction) or not 0.0 < self.memory_fraction <= 1.0:
@@ -135,13 +136,8 @@ class CacheConfig:
 class SchedulerConfig:
     """Batches, admission order and their limits."""
 
-    ADVANCED: ClassVar[tuple[str, ...]] = (
-        "batching",
-        "gather_s",
-        "max_batch_tokens",
-        "max_waiting",
-        "max_waiting_tokens",
-    )
+    ADVANCED: ClassVar[tuple[str, ...]] = ("max_batch_tokens", "max_waiting")
+    SETTINGS: ClassVar[tuple[str, ...]] = ("batching", "gather_s", "max_waiting_tokens")
 
     batching: Batching = "continuous"
     """How batches form: continuous (join and leave at any step), dynamic (gathered, then whole), static (whole)"""
@@ -158,24 +154,24 @@ class SchedulerConfig:
     """Most prompt tokens that may wait; more are refused"""
     tpot_target_ms: float | None = None
     """Most milliseconds from token to token of an answer: a serving engine gives its steps as many prompt tokens as keep to it,
-    but no fewer than --max-sequences"""
+    but on a GPU no fewer than --max-sequences"""
     gather_s: float = 0.05
     """How long dynamic batching waits for a batch to fill"""
 
     def __post_init__(self) -> None:
-        _check_choice("--batching", self.batching, Batching)
+        _check_choice("batching", self.batching, Batching)
         _check_choice("--order", self.order, OrderName)
         if self.tpot_target_ms is not None and not 1.0 <= self.tpot_target_ms <= 60_000.0:
             raise ConfigError(f"--tpot-target-ms is {self.tpot_target_ms}; choose 1 to 60,000")
         for name in ("max_batch_tokens", "max_sequences", "max_waiting", "max_waiting_tokens"):
-            _check_positive("--" + name.replace("_", "-"), getattr(self, name))
+            _check_positive(label_of(self, name), getattr(self, name))
         if self.max_batch_tokens is not None and self.max_batch_tokens < self.max_sequences:
             raise ConfigError(
                 f"--max-batch-tokens is {self.max_batch_tokens} but --max-sequences is {self.max_sequences}: "
                 "each running sequence needs one token a step; raise the former or lower the latter"
             )
         if not _is_number(self.gather_s) or not 0.0 <= self.gather_s <= 60.0:
-            raise ConfigError(f"--gather-s is {self.gather_s}; choose 0 to 60 seconds")
+            raise ConfigError(f"gather-s is {self.gather_s}; choose 0 to 60 seconds")
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,7 +314,16 @@ class EngineConfig:
 class ClusterConfig:
     """Replicas on the machines of a Ray cluster."""
 
-    ADVANCED: ClassVar[tuple[str, ...]] = ("look_s", "kv_target", "down_delay_s")
+    SETTINGS: ClassVar[tuple[str, ...]] = (
+        "look_s",
+        "kv_target",
+        "down_delay_s",
+        "pending_target",
+        "ttft_target_s",
+        "replica_gpus",
+        "arrival_curve",
+        "replica_cpus",
+    )
 
     address: str = "local"
     """Ray cluster to place replicas on: HOST:PORT, auto for the one this machine belongs to, or local to begin one here"""
@@ -326,8 +331,8 @@ class ClusterConfig:
     """Fewest replicas; 0 lets the service scale to zero until a request comes"""
     max_replicas: int = 1
     """Most replicas"""
-    pending_target: float = 16.0
-    """Pending requests per replica above which another is started"""
+    pending_target: float | None = None
+    """Pending requests per replica above which another is started (default: 16, with --ttft-target-s 64)"""
     kv_target: float | None = None
     """Share of a replica's KV blocks in use above which another is started (default: none is because of them)"""
     ttft_target_s: float | None = None
@@ -351,17 +356,15 @@ class ClusterConfig:
                 f"--min-replicas is {self.min_replicas} and --max-replicas {self.max_replicas}; choose 0 or more, and as "
                 "many or more"
             )
-        if not self.pending_target > 0.0:
-            raise ConfigError(f"--pending-target is {self.pending_target}; choose a number above 0")
+        if self.pending_target is not None and not self.pending_target > 0.0:
+            raise ConfigError(f"pending-target is {self.pending_target}; choose a number above 0")
         if self.kv_target is not None and not 0.0 < self.kv_target <= 1.0:
-            raise ConfigError(f"--kv-target is {self.kv_target}; choose a share above 0, at most 1")
+            raise ConfigError(f"kv-target is {self.kv_target}; choose a share above 0, at most 1")
         if self.ttft_target_s is not None and not 0.0 < self.ttft_target_s <= 86_400.0:
-            raise ConfigError(f"--ttft-target-s is {self.ttft_target_s}; choose seconds above 0")
+            raise ConfigError(f"ttft-target-s is {self.ttft_target_s}; choose seconds above 0")
         for name, least in (("down_delay_s", 0.0), ("window_s", 0.0), ("look_s", 0.05)):
             if not least <= getattr(self, name) <= 86_400.0:
-                raise ConfigError(
-                    f"--{name.replace('_', '-')} is {getattr(self, name)}; choose {least:g} seconds to a day"
-                )
+                raise ConfigError(f"{label_of(self, name)} is {getattr(self, name)}; choose {least:g} seconds to a day")
 
 
 @dataclass(frozen=True, slots=True)
@@ -392,16 +395,17 @@ class TlsConfig:
 class ServerConfig:
     """Who may call, and how long slow peers are waited for."""
 
-    ADVANCED: ClassVar[tuple[str, ...]] = (
-        "jwt",
-        "bench_target",
-        "strict",
-        "hang_s",
-        "stall_s",
+    ADVANCED: ClassVar[tuple[str, ...]] = ("jwt", "record", "watch_prefixes", "otlp_endpoint")
+    SETTINGS: ClassVar[tuple[str, ...]] = (
         "retention_days",
-        "record",
-        "watch_prefixes",
-        "otlp_endpoint",
+        "stall_s",
+        "hang_s",
+        "strict",
+        "bench_target",
+        "max_body_mib",
+        "allowed_origin",
+        "log_format",
+        "price_per_hour",
     )
 
     host: str = "127.0.0.1"
@@ -460,29 +464,27 @@ class ServerConfig:
 
     def __post_init__(self) -> None:
         if self.price_per_hour is not None and not 0.0 <= self.price_per_hour < 1e6:
-            raise ConfigError(f"--price-per-hour is {self.price_per_hour}; choose dollars, 0 or more")
+            raise ConfigError(f"price-per-hour is {self.price_per_hour}; choose dollars, 0 or more")
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"--port is {self.port}; choose 0 to 65535")
         _check_choice("--log-level", self.log_level, LogLevel)
         _check_choice("--watch-prefixes", self.watch_prefixes, Literal["off", "on", "text"])
-        _check_choice("--log-format", self.log_format, LogFormat)
+        _check_choice("log-format", self.log_format, LogFormat)
         if not 1 <= self.max_body_mib <= 1024:
-            raise ConfigError(f"--max-body-mib is {self.max_body_mib}; choose 1 to 1024")
+            raise ConfigError(f"max-body-mib is {self.max_body_mib}; choose 1 to 1024")
         for name, least in (("drain_s", 0.0), ("hang_s", 1.0), ("stall_s", 0.1)):
             if not least <= getattr(self, name) <= 86_400.0:
-                raise ConfigError(
-                    f"--{name.replace('_', '-')} is {getattr(self, name)}; choose {least:g} seconds to a day"
-                )
+                raise ConfigError(f"{label_of(self, name)} is {getattr(self, name)}; choose {least:g} seconds to a day")
         if self.role is not None:
             roles_of(self.role)
         if not 0 < self.retention_days <= 36_500:
-            raise ConfigError(f"--retention-days is {self.retention_days:g}; choose more than 0")
+            raise ConfigError(f"retention-days is {self.retention_days:g}; choose more than 0")
         if self.otlp_endpoint is not None and not self.otlp_endpoint.startswith(("http://", "https://")):
             raise ConfigError(f"--otlp-endpoint is {self.otlp_endpoint}; it begins with http:// or https://")
         if any(len(key) < 8 for key in self.keys):
             raise ConfigError("a key is shorter than 8 characters; choose one nobody can guess")
         if not all(url.startswith(("http://", "https://")) for url in self.bench_target):
-            raise ConfigError("a --bench-target is an address that begins with http:// or https://")
+            raise ConfigError("a bench-target is an address that begins with http:// or https://")
 
     def check_keyed(self) -> None:
         """Once all keys are known, those of the environment too: nobody from outside comes in without one."""
@@ -505,7 +507,12 @@ class ServerConfig:
     @property
     def num_tenants(self) -> int:
         """Tenants with keys of their own; behind a router, or with signed tokens, there may be any number."""
-        return len(self.api_key) + len(self.admin_key) + (2 if self.router_key or self.jwt else 0)
+        return self.num_keys + (2 if self.router_key or self.jwt else 0)
+
+    @property
+    def num_keys(self) -> int:
+        """Keys that tell clients apart here."""
+        return len(self.api_key) + len(self.admin_key)
 
 
 ROLES = ("prefill", "decode", "both")
@@ -543,6 +550,8 @@ RoutingPolicy = Literal[
 class ListenConfig:
     """Where the router listens, and who may call it."""
 
+    SETTINGS: ClassVar[tuple[str, ...]] = ("max_body_mib", "allowed_origin")
+
     host: str = "127.0.0.1"
     """Address to listen on; other than this machine's own only with keys"""
     port: int = 8080
@@ -568,7 +577,7 @@ class ListenConfig:
             if not 0 <= port <= 65535:
                 raise ConfigError(f"{flag} is {port}; choose 0 to 65535")
         if not 1 <= self.max_body_mib <= 1024:
-            raise ConfigError(f"--max-body-mib is {self.max_body_mib}; choose 1 to 1024")
+            raise ConfigError(f"max-body-mib is {self.max_body_mib}; choose 1 to 1024")
         if not 0.0 <= self.drain_s <= 86_400.0:
             raise ConfigError(f"--drain-s is {self.drain_s}; choose 0 seconds to a day")
         if any(len(key) < 8 for key in self.api_key):
@@ -587,16 +596,15 @@ class ListenConfig:
 class RouterConfig:
     """How replicas are chosen, checked and retried."""
 
-    ADVANCED: ClassVar[tuple[str, ...]] = (
-        "probe_s",
-        "slow_start_s",
-        "wait_s",
-        "max_failovers",
+    ADVANCED: ClassVar[tuple[str, ...]] = ("seed", "otlp_endpoint")
+    SETTINGS: ClassVar[tuple[str, ...]] = (
         "hedge_s",
+        "max_failovers",
         "max_parked",
-        "seed",
+        "probe_s",
         "route_log",
-        "otlp_endpoint",
+        "wait_s",
+        "slow_start_s",
     )
 
     policy: RoutingPolicy = "prefix-predicted"
@@ -631,9 +639,9 @@ class RouterConfig:
         for name, least in (("probe_s", 0.05), ("slow_start_s", 0.0), ("wait_s", 0.0), ("hedge_s", 0.0)):
             if not least <= getattr(self, name) <= 3600.0:
                 raise ConfigError(
-                    f"--{name.replace('_', '-')} is {getattr(self, name)}; choose {least:g} seconds to an hour"
+                    f"{label_of(self, name)} is {getattr(self, name)}; choose {least:g} seconds to an hour"
                 )
-        _check_positive("--max-parked", self.max_parked)
+        _check_positive("max-parked", self.max_parked)
         if self.otlp_endpoint is not None and not self.otlp_endpoint.startswith(("http://", "https://")):
             raise ConfigError(f"--otlp-endpoint is {self.otlp_endpoint}; it begins with http:// or https://")
 
@@ -684,6 +692,12 @@ def configure(config: EngineConfig | None = None, **settings: Any) -> EngineConf
             raise ConfigError(f"unknown setting {name}" + (f"; did you mean {near[0]}?" if near else ""))
         asked.setdefault(homes[name], {})[name] = value
     return replace(config, **{home: replace(groups[home], **leaves) for home, leaves in asked.items()})
+
+
+def label_of(config: object, name: str) -> str:
+    """A field as a command line calls it: settings have no dashes."""
+    dashes = "" if name in getattr(type(config), "SETTINGS", ()) else "--"
+    return dashes + name.replace("_", "-")
 
 
 def _check_positive(flag: str, value: int | None) -> None:

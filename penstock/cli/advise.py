@@ -37,7 +37,7 @@ def run(config: Config) -> int:
         return PAGES[config.tree](config)
     if not config.tree:
         return _list(config)
-    tree = trees.find(config.tree)
+    tree = trees.find(config.tree, PAGES)
     answers = [answer.strip() for answer in config.answers.split(",") if answer.strip()]
     found = walk(tree, answers)
     if config.json:
@@ -95,9 +95,7 @@ def _list(config: Config) -> int:
     if config.json:
         print_json([tree_data(tree) for tree in trees.TREES.values()])
         return 0
-    rows = [(name, tree.title) for name, tree in trees.TREES.items()]
-    print_table(("", ""), [*rows, ("checklist", "What must hold before production, and before a load test counts")])
-    print_table(("", ""), [("cheatsheet", "Symptoms and their technique, layers and their faults")])
+    print_table(("", ""), [*((name, tree.title) for name, tree in trees.TREES.items()), *ABOUT.items()])
     return 0
 
 
@@ -135,6 +133,11 @@ def _glossary(config: Config) -> int:
     return 0
 
 
+ABOUT = {
+    "checklist": "What must hold before production, and before a load test counts",
+    "cheatsheet": "Symptoms and their technique, layers and their faults",
+    "glossary": "Words of the field",
+}
 PAGES: Mapping[str, Callable[[Config], int]] = {
     "checklist": _checklist,
     "cheatsheet": _cheatsheet,

@@ -3,6 +3,7 @@
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 from penstock.console.show import print_json
 from penstock.errors import ConfigError
@@ -19,6 +20,8 @@ class Config:
     300 for four in five; texts of few choices (code, lists, low temperatures) need more, and what was drawn at temperature 0
     carries none.
     """
+
+    SETTINGS: ClassVar[tuple[str, ...]] = ("false_positives",)
 
     file: Path | None = field(default=None, metadata={"positional": True})
     """Text to look at (default: read from the standard input)"""
@@ -38,7 +41,7 @@ def run(config: Config) -> int:
     from penstock.runtime.text.watermark import Watermark
 
     if not 0.0 < config.false_positives < 1.0:
-        raise ConfigError(f"--false-positives is {config.false_positives}; choose a share between 0 and 1")
+        raise ConfigError(f"false-positives is {config.false_positives}; choose a share between 0 and 1")
     mark, text = Watermark.from_file(config.watermark), _text(config.file)
     evidence = mark.evidence(open_files(config.model).tokenizer.encode(text, special=False, parse_special=False))
     is_found = evidence.p <= config.false_positives

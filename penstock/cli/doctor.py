@@ -4,16 +4,12 @@ Looks and lays out; the judgements are `penstock.tools.doctor`'s.
 """
 
 import errno
-import http.client
 import json
 import math
 import os
 import socket
 import sys
 import time
-import urllib.error
-import urllib.parse
-import urllib.request
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
@@ -34,7 +30,6 @@ HASTY_S = 0.25
 """For each further question to a server that has left one unanswered."""
 LEAST_STATUS = 100.0
 NO_WAY = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EADDRNOTAVAIL)
-MAX_BYTES = 16 << 20
 FAULT_STATUS = 1
 WRONG_FIRST = (Verdict.FAULT, Verdict.WARNING, Verdict.OK)
 
@@ -169,7 +164,6 @@ class Patient:
         self._url = config.url.rstrip("/")
         key = config.api_key or os.environ.get(KEY_VARIABLE, "")
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect)
 
     def look(self) -> Look:
         """Metrics last, so that the time since they were read begins with our return."""
@@ -191,34 +185,27 @@ class Patient:
         return Look(statuses, seconds, page)
 
     def _get(self, path: str, timeout_s: float) -> tuple[float, str]:
+        from penstock.service.upstream.ask import ask
+
         try:
-            request = urllib.request.Request(self._url + path, headers=self._headers)
-            with self._opener.open(request, timeout=timeout_s) as response:
-                return response.status, response.read(MAX_BYTES).decode("utf-8", "replace")
-        except urllib.error.HTTPError as error:
-            error.close()
-            return error.code, ""
-        except (OSError, http.client.HTTPException) as error:
+            answer = ask(self._url + path, headers=self._headers, timeout_s=timeout_s)
+        except OSError as error:
             return why_unanswered(error), ""
-        except ValueError as error:
-            raise ConfigError(f"the address is {self._url}; {error}") from error
+        return answer.status, answer.body.decode("utf-8", "replace") if answer.status == 200 else ""
 
 
-def why_unanswered(error: Exception) -> float:
-    """No status came. What fails before the question is sent comes wrapped; silence after it does not."""
-    reason = error.reason if isinstance(error, urllib.error.URLError) else error
+def why_unanswered(error: OSError) -> float:
+    """No status came. What fails before there is a connection comes as the cause of an `UnreachableError`."""
+    from penstock.service.upstream.ask import UnreachableError
+
+    is_connected = not isinstance(error, UnreachableError)
+    reason = error if is_connected else error.__cause__
     if isinstance(reason, ConnectionRefusedError):
         return REFUSED
-    is_connected = reason is error or "handshake" in str(reason)
     if isinstance(reason, TimeoutError):
         return SILENT if is_connected else UNREACHABLE
     is_no_way = isinstance(reason, socket.gaierror) or getattr(reason, "errno", None) in NO_WAY
     return UNREACHABLE if is_no_way else UNINTELLIGIBLE
-
-
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, *_: Any) -> None:
-        """Nowhere: the key is for this server alone."""
 
 
 class Floor:
@@ -331,6 +318,7 @@ VITAL_SIGNS: dict[str, tuple[str, float]] = {
     "KV held but empty, %": ("kv_waste_fraction", 100),
     "goodput by the chat SLO, %": ("good_fraction", 100),
     "$ a 1,000 tokens": ("dollars_per_1k", 1),
+    "$ a 1,000 requests": ("dollars_per_request", 1000),
     "prefix cache hits, %": ("hit_fraction", 100),
     "queue, ms in the mean": ("queue_mean_s", 1000),
     "TTFT p50, ms": ("ttft_p50_s", 1000),

@@ -3,10 +3,11 @@
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from penstock.cli.loading import adapter_at, open_llm
 from penstock.cli.sampling import SamplingConfig
@@ -17,8 +18,8 @@ from penstock.errors import ConfigError
 from penstock.runtime.core.request import SamplingParams
 
 if TYPE_CHECKING:
-    from penstock import LLM
     from penstock.offline.completion import Completion, Update
+    from penstock.runtime.text.beam import Beam
 
 DEFAULT_TOKENS = 256
 MAX_PROMPTS_BYTES = 1 << 30
@@ -57,6 +58,8 @@ class Config:
     object with a "prompt" where the file is JSON lines.
     """
 
+    SETTINGS: ClassVar[tuple[str, ...]] = ("best_of",)
+
     prompts: tuple[str, ...] = field(default=(), metadata={"positional": True})
     """Texts to continue; quote them (default: read from the standard input)"""
     file: Path | None = None
@@ -81,15 +84,14 @@ class Config:
 def run(config: Config) -> int:
     prompts = _prompts(config)
     sampling = replace(config.sampling, max_tokens=config.sampling.max_tokens or DEFAULT_TOKENS)
-    if config.beam_width is not None and config.adapter is not None:
-        raise ConfigError("beams are searched for without an adapter; leave --beam-width or --adapter")
     adapters, name = adapter_at(config.adapter)
     engine = EngineConfig(
         config.model, config.cache, config.scheduler, config.parallel, config.speculation, adapter=adapters
     )
     with open_llm(engine) as llm, ProgressBar("prompts") as progress:
         if config.beam_width is not None:
-            _search(llm, prompts, config.beam_width, sampling.max_tokens or DEFAULT_TOKENS, is_json=config.json)
+            search = partial(llm.beam_search, width=config.beam_width, adapter=name)
+            _search(search, prompts, sampling.max_tokens or DEFAULT_TOKENS, is_json=config.json)
             return 0
         report = Report(len(prompts), config.json, progress)
         params = [config.form.params(sampling.params(llm.files.tokenizer)) for _ in prompts]
@@ -101,10 +103,10 @@ def run(config: Config) -> int:
     return 0
 
 
-def _search(llm: "LLM", prompts: list[str], width: int, max_tokens: int, *, is_json: bool) -> None:
+def _search(search: Callable[..., "list[Beam]"], prompts: list[str], max_tokens: int, *, is_json: bool) -> None:
     """The likeliest answer to each prompt, as lines."""
     for prompt in prompts:
-        best = llm.beam_search(prompt, width, max_tokens)[0]
+        best = search(prompt, max_tokens=max_tokens)[0]
         if is_json:
             described = {"prompt": prompt, "text": best.text, "logprob": round(best.logprob, 4)}
             print(json.dumps(described, ensure_ascii=False), flush=True)

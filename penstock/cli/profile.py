@@ -65,7 +65,7 @@ class Config:
 
 def run(config: Config) -> int:
     check_writable(config.out)
-    profile = _measured(config) if config.steps is None else _from_log(config.steps)
+    profile = _measured(config) if config.steps is None else profile_of_log(config.steps)
     path = config.out or default_path(profile, "" if config.steps is None else "-from-log")
     write_file(path, profile.to_json())
     if config.json:
@@ -82,7 +82,7 @@ def default_path(profile: "Profile", suffix: str) -> Path:
     return cache_folder() / "profiles" / f"{name}-{hashlib.sha256(key.encode()).hexdigest()[:12]}{suffix}.json"
 
 
-def _from_log(path: Path) -> "Profile":
+def profile_of_log(path: Path) -> "Profile":
     """A profile of a live server, from the steps it logged."""
     from penstock.tools.cost.fitting import fit_steps
     from penstock.tools.cost.profile import Profile, read_steps
@@ -165,7 +165,7 @@ def back_test(profile: "Profile", config: Config, calibration: "Calibration") ->
     pieces = CalibrationPieces(calibration)
     pieces.begin()
     measured = measure(fleet, calibration.engine, workload, between=pieces.between)
-    slowdowns = slowdowns_along(profile.fitted, calibration.recorder.quiet())
+    slowdowns = slowdowns_along(profile.fitted, calibration.recorder.steps)
     moments, outside_fraction = predict(
         fleet_of(replace(profile, fitted=replace(profile.fitted, slowdowns=slowdowns)), config.engine), workload
     )

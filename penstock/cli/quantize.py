@@ -6,7 +6,7 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from penstock.console.progress import ProgressBar
 from penstock.console.show import print_json, print_table
@@ -32,6 +32,8 @@ class Config:
     Layer by layer, in little memory: a model larger than memory works. A run that was stopped goes on where it was. Judge what
     came out with penstock eval.
     """
+
+    SETTINGS: ClassVar[tuple[str, ...]] = ("damping", "group", "data_tokens")
 
     model: str = field(metadata={"positional": True})
     """Model to make smaller: a name, a directory or a .gguf file"""
@@ -60,9 +62,9 @@ class Config:
 
     def __post_init__(self) -> None:
         if self.data_tokens < SEQUENCE:
-            raise ConfigError(f"--data-tokens is {self.data_tokens}; choose at least {SEQUENCE}")
+            raise ConfigError(f"data-tokens is {self.data_tokens}; choose at least {SEQUENCE}")
         if not 0 < self.damping <= 1:
-            raise ConfigError(f"--damping is {self.damping:g}; choose more than 0, at most 1")
+            raise ConfigError(f"damping is {self.damping:g}; choose more than 0, at most 1")
 
 
 def run(config: Config) -> int:

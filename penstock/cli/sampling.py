@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from secrets import randbits
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from penstock.runtime.core.request import SamplingParams
 
@@ -13,6 +13,14 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class SamplingConfig:
     """How tokens are drawn."""
+
+    SETTINGS: ClassVar[tuple[str, ...]] = (
+        "bad_words",
+        "frequency_penalty",
+        "min_p",
+        "presence_penalty",
+        "repetition_penalty",
+    )
 
     temperature: float = 0.7
     """How bold to be; 0 always takes the likeliest token"""

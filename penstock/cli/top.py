@@ -3,18 +3,15 @@
 import math
 import sys
 import time
-import urllib.error
-import urllib.request
 from dataclasses import dataclass, field
 
+from penstock.cli.fleet.reach import ask_server
 from penstock.cli.fleet.watch import print_router, replica_data, router_figures
 from penstock.console.show import print_json, print_table, printable
 from penstock.errors import ConfigError
 from penstock.metrics.page import Page, parse_page, sum_of
 from penstock.tools.doctor.machine import machine_signs
 from penstock.tools.doctor.routing import RouterSigns, is_router, router_signs
-
-TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,15 +51,8 @@ def run(config: Config) -> int:
 
 
 def read(config: Config) -> Page:
-    headers = {"Authorization": f"Bearer {config.api_key}"} if config.api_key else {}
-    request = urllib.request.Request(config.url.rstrip("/") + "/metrics", headers=headers)
-    try:
-        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
-            return parse_page(response.read().decode("utf-8", "replace"))
-    except urllib.error.HTTPError as error:
-        raise ConfigError(f"{config.url} answers {error.code}; is --api-key right?") from error
-    except OSError as error:
-        raise ConfigError(f"{config.url} does not answer: {error}; is the server running?") from error
+    page = ask_server(config.url, "/metrics", config.api_key, lambda *_: "; is --api-key right?")
+    return parse_page(page.decode("utf-8", "replace"))
 
 
 def figures(before: Page, now: Page, seconds: float) -> dict[str, float | None]:
@@ -102,6 +92,7 @@ def _of_machine(before: Page, now: Page, seconds: float) -> dict[str, float | No
         "others_percent": ("others_fraction", 100.0),
         "joules_per_token": ("energy_per_token_j", 1.0),
         "joules_per_request": ("energy_per_request_j", 1.0),
+        "dollars_per_1k_requests": ("dollars_per_request", 1000.0),
     }
     return {name: None if math.isnan(signs[sign]) else scale * signs[sign] for name, (sign, scale) in rows.items()}
 
@@ -139,7 +130,7 @@ def _clear(config: Config) -> None:
 
 
 def _show(config: Config, row: dict[str, float | None]) -> None:
-    rounded = {name: None if value is None else round(value, 1) for name, value in row.items()}
+    rounded = {name: None if value is None else round(value, 1 if value >= 1.0 else 4) for name, value in row.items()}
     if config.json:
         print_json(rounded)
         return

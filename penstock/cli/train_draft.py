@@ -4,10 +4,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from penstock.cli.loading import open_llm
-from penstock.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, SpeculationConfig
+from penstock.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, SpeculationConfig, label_of
 from penstock.console.progress import ProgressBar
 from penstock.console.show import print_json, print_table
 from penstock.errors import ConfigError
@@ -31,6 +31,8 @@ class Config:
     Paragraphs of the text are prompts. The model answers them; its hidden states are recorded; heads learn to foretell them.
     One answer in ten is held out for the figures. Serve the result with --speculate KIND:DIR.
     """
+
+    SETTINGS: ClassVar[tuple[str, ...]] = ("asked", "answer_tokens", "draft_vocabulary", "examples")
 
     model: ModelConfig = field(default_factory=ModelConfig)
     text: tuple[Path, ...] = ()
@@ -58,7 +60,7 @@ class Config:
     def __post_init__(self) -> None:
         for name in ("minutes", "answer_tokens", "draft_vocabulary"):
             if getattr(self, name) <= 0:
-                raise ConfigError(f"--{name.replace('_', '-')} is {getattr(self, name)}; choose more than 0")
+                raise ConfigError(f"{label_of(self, name)} is {getattr(self, name)}; choose more than 0")
 
 
 def run(config: Config) -> int:
@@ -68,7 +70,7 @@ def run(config: Config) -> int:
     num_asked = (0 if config.text else ASKED) if config.asked is None else config.asked
     is_kept = config.examples is not None and config.examples.exists()
     if len(prompts) + num_asked < LEAST_PROMPTS and not is_kept:
-        raise ConfigError(f"the text has {len(prompts)} paragraphs; give at least {LEAST_PROMPTS}, or --asked {ASKED}")
+        raise ConfigError(f"the text has {len(prompts)} paragraphs; give at least {LEAST_PROMPTS}, or asked={ASKED}")
     from penstock.runtime.train.folder import make_folder
 
     make_folder(config.out)

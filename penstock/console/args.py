@@ -39,7 +39,11 @@ def parse(config: type, words: Sequence[str]) -> Arguments:
         if word == "--":
             places.extend(remaining)
         elif word == "-" or not word.startswith("-"):
-            places.append(word)
+            named = _named(flags, word, values)
+            if named is None:
+                places.append(word)
+            else:
+                values.update(named)
         elif word in ("-h", "--help"):
             return Arguments({}, wants_help=True)
         elif word == "--print-config":
@@ -76,13 +80,16 @@ def arguments_of(config: object) -> list[str]:
     """The shortest command line that builds this very config."""
     words: list[str] = []
     places: list[str] = []
-    for flag in flags_of(type(config)):
+    flags = flags_of(type(config))
+    for flag in flags:
         value = flag.value_in(config)
         if value == flag.default:
             continue
         items = [str(item) for item in value] if flag.is_many else [str(value)]
         if flag.is_positional:
             places.extend(items)
+        elif flag.is_setting:
+            words.extend([f"{flag.key}="] if value == flag.empty else [f"{flag.key}={_word(item)}" for item in items])
         elif value == flag.empty:
             words.append(f"--no-{flag.switch}")
         elif flag.kind is bool:
@@ -90,14 +97,15 @@ def arguments_of(config: object) -> list[str]:
         else:
             for item in items:
                 words.extend([f"--{flag.switch}={item}"] if item.startswith("-") else [f"--{flag.switch}", item])
-    return [*words, *(["--"] if any(place.startswith("-") for place in places) else []), *places]
+    is_mistakable = any(place.startswith("-") or _is_named(flags, place) for place in places)
+    return [*words, *(["--"] if is_mistakable else []), *places]
 
 
 def _switches(flags: Sequence[Flag]) -> dict[str, tuple[Flag | None, bool]]:
     """Every word that begins a flag, with its flag and whether it sets or clears it. Only `--config` has no flag."""
     switches: dict[str, tuple[Flag | None, bool]] = {}
     for flag in flags:
-        if not flag.is_positional:
+        if not flag.is_positional and not flag.is_setting:
             switches[f"--{flag.switch}"] = (flag, True)
             if flag.empty is not MISSING:
                 switches[f"--no-{flag.switch}"] = (flag, False)
@@ -108,9 +116,29 @@ def _unknown(name: str, flags: Sequence[Flag], switches: Mapping[str, object]) -
     if name in FINAL_FLAGS:
         return ConfigError(f"{name} takes no value")
     for flag in flags:
+        if flag.is_setting and name in (f"--{flag.key}", f"--no-{flag.key}"):
+            return ConfigError(f"{name} is no flag but a setting: write {flag.key}=VALUE, or a line of a --config file")
         if flag.is_positional and name == f"--{flag.key}":
             return ConfigError(f"unknown flag {name}; write {flag.label} alone, without {name} before it")
     return ConfigError(f"unknown flag {name}{suggestion(name, (*switches, *FINAL_FLAGS)) or '; see --help'}")
+
+
+def _named(flags: Sequence[Flag], word: str, so_far: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What `NAME=VALUE` sets of a setting, or of a flag without its dashes; None for any other word."""
+    name, has_value, text = word.partition("=")
+    flag = next((one for one in flags if one.key == name and not one.is_positional), None)
+    if not has_value or flag is None:
+        return None
+    is_empty = not text and flag.empty is not MISSING
+    return {flag.name: flag.empty if is_empty else _joined(flag, so_far.get(flag.name, ()), text)}
+
+
+def _is_named(flags: Sequence[Flag], word: str) -> bool:
+    return "=" in word and any(word.startswith(f"{flag.key}=") for flag in flags if not flag.is_positional)
+
+
+def _word(item: str) -> str:
+    return item.lower() if item in ("True", "False") else item
 
 
 def _opposite(flag: Flag, is_set: bool) -> str:

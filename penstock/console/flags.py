@@ -1,5 +1,6 @@
-"""A config's leaves as flags: each leaf field of a frozen dataclass, nested ones included, is one flag.
+"""A config's leaves as flags: each leaf field of a frozen dataclass, nested ones included, is one flag, or one setting.
 
+A setting is a leaf that hardly anybody needs: no `--NAME`, only `NAME=VALUE` on a command line, and its line in a config file.
 Owns the way from annotations to flags and the check of one value. Knows no command line, no file and no screen.
 A number is written out in full (4096, 4_096): `4k` is refused, since it means 4000 to some and 4096 to others.
 """
@@ -55,12 +56,19 @@ class Flag:
         return self.word or self.key
 
     @property
+    def is_setting(self) -> bool:
+        """Few people need it: a class that its owner is made of names it in `SETTINGS`."""
+        return any(self.name in vars(one).get("SETTINGS", ()) for one in self.owner.__mro__)
+
+    @property
     def is_advanced(self) -> bool:
-        """Few people need it: its owner names it in `ADVANCED`, and help shows it last."""
+        """Few people need it: its owner names it in `ADVANCED`, and help shows it after the other flags."""
         return self.name in getattr(self.owner, "ADVANCED", ())
 
     @property
     def label(self) -> str:
+        if self.is_setting:
+            return self.key
         return self.metavar if self.is_positional else f"--{self.switch}"
 
     @property
@@ -82,6 +90,8 @@ class Flag:
         data: Any = text
         if self.choices:
             data = next((choice for choice in self.choices if str(choice) == text), text)
+        elif self.kind is bool:
+            data = {"true": True, "false": False}.get(text, text)
         elif self.kind in (int, float):
             try:
                 data = self.kind(text)

@@ -19,6 +19,7 @@ COMMON_ROWS = (
     ("--config FILE", "Read settings from a TOML or JSON file; flags win over it, later files over earlier"),
     ("--print-config", "Print the settings in force as a config file, and end"),
     ("--no-NAME", "Clear what a config file set for the flag NAME, where it may be empty"),
+    ("NAME=VALUE", "Set what the same line of a config file would, for every flag and setting"),
     ("--help", "Print this help, and end"),
 )
 
@@ -44,11 +45,16 @@ def command_help(program: str, config: type, width: int) -> str:
         lines.append("")
     for flag in positionals:
         lines += layout(flag.metavar, flag_help(flag, field_docstrings(flag.owner)), width)
-    for tables, members in by_tables(flag for flag in flags if not (flag.is_positional or flag.is_advanced)).items():
+    for tables, members in by_tables(
+        flag for flag in flags if not (flag.is_positional or flag.is_advanced or flag.is_setting)
+    ).items():
         lines += ["", _heading(tables, members[0].owner), *_rows(members, width)]
     advanced = [flag for flag in flags if flag.is_advanced]
     if advanced:
         lines += ["", "advanced, which few need:", *_rows(advanced, width)]
+    settings = [flag for flag in flags if flag.is_setting]
+    if settings:
+        lines += ["", "settings, written without dashes:", *_rows(settings, width)]
     lines += ["", "for every command:"]
     for usage, text in COMMON_ROWS:
         lines += layout(usage, text, width)
@@ -77,6 +83,8 @@ def _heading(tables: tuple[str, ...], owner: type) -> str:
 
 
 def _usage(flag: Flag) -> str:
+    if flag.is_setting:
+        return f"{flag.key}={flag.metavar or 'true|false'}"
     if flag.kind is bool:
         return f"--{flag.switch} / --no-{flag.switch}"
     return f"--{flag.switch} {flag.metavar}"

@@ -256,7 +256,9 @@ class LLM:
             messages = calls_as_text(messages)
         return tokenize_chat(template, self.files.tokenizer, messages, add_generation_prompt=True, **given)
 
-    def beam_search(self, prompt: Prompt, width: int, max_tokens: int, length_penalty: float = 1.0) -> list[Beam]:
+    def beam_search(
+        self, prompt: Prompt, width: int, max_tokens: int, length_penalty: float = 1.0, *, adapter: str = ""
+    ) -> list[Beam]:
         """The likeliest answers, best first. The prefix cache holds what beams share."""
         ids = self._encoded(prompt)
         ends = self.files.tokenizer.eos_ids if self.loaded.files else frozenset()
@@ -267,7 +269,7 @@ class LLM:
 
         def likeliest(answers: list[TokenIds], num_asked: int) -> list[Ranked]:
             params = SamplingParams(temperature=0.0, max_tokens=1, logprobs=num_asked)
-            completions = self.generate([ids + answer for answer in answers], params)
+            completions = self.generate([ids + answer for answer in answers], params, adapter=adapter)
             return [completion.choices[0].logprobs[0].top for completion in completions]
 
         beams = beam_search(likeliest, rules)

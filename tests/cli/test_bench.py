@@ -33,7 +33,7 @@ def server() -> Iterator[Server]:
 def bench(server: Server, folder: Path, *words: str) -> dict:
     """The report; whether this machine was quiet enough to call it valid must not decide a test."""
     path = folder / "report.json"
-    status = main(["bench", server.url, "--api-key", KEY, "--warm-up", "2", "--json", str(path), *words])
+    status = main(["bench", server.url, "--api-key", KEY, "warm-up=2", "--json", str(path), *words])
     report = json.loads(path.read_text())
     assert status == (report["verdict"] != "valid")
     assert not {flag["name"] for flag in report["flags"]} & DOUBTS
@@ -43,7 +43,7 @@ def bench(server: Server, folder: Path, *words: str) -> dict:
 def test_users_of_a_real_server(server, tmp_path, capsys):
     page = tmp_path / "page.html"
     words = ("--concurrency", "3", "--num-requests", "12", "--prompts", "50-90", "--answers", "4-9", "--repeats", "2")
-    report = bench(server, tmp_path, *words, "--html", str(page), "--rows")
+    report = bench(server, tmp_path, *words, "--html", str(page), "rows=true")
     assert [run["num_requests"] for run in report["runs"]] == [12, 12]
     for run in report["runs"]:
         assert run["lengths"]["prompt_error_max"] <= 1
@@ -63,7 +63,7 @@ def test_users_of_a_real_server(server, tmp_path, capsys):
 
 
 def test_a_rate_on_completions_with_numbers_as_prompts(server, tmp_path):
-    words = ("--endpoint", "completions", "--rate", "60", "--arrivals", "gamma", "--burstiness", "2")
+    words = ("endpoint=completions", "--rate", "60", "--arrivals", "gamma", "--burstiness", "2")
     report = bench(server, tmp_path, *words, "--num-requests", "30", "--prompts", "64", "--answers", "5")
     assert report["target"]["prompts"] == "token ids"
     assert report["runs"][0]["lengths"]["prompt_error_max"] == 0
@@ -72,7 +72,7 @@ def test_a_rate_on_completions_with_numbers_as_prompts(server, tmp_path):
 
 def test_a_trace_is_replayed_and_its_blocks_meet_the_cache(server, tmp_path):
     (tmp_path / "trace.jsonl").write_text(TRACE)
-    words = ("--endpoint", "completions", "--trace", str(tmp_path / "trace.jsonl"), "--trace-speed", "0.5", "--rows")
+    words = ("endpoint=completions", "--trace", str(tmp_path / "trace.jsonl"), "trace-speed=0.5", "rows=true")
     report = bench(server, tmp_path, *words)
     run = report["runs"][0]
     assert [row["scheduled_s"] for row in run["rows"]] == [0.0, 0.2, 0.5]
@@ -82,7 +82,7 @@ def test_a_trace_is_replayed_and_its_blocks_meet_the_cache(server, tmp_path):
 
 def test_conversations_and_shared_beginnings_meet_the_cache(server, tmp_path):
     words = ("--turns", "3", "--shared-prefix", "128", "--prompts", "40", "--answers", "6")
-    report = bench(server, tmp_path, *words, "--num-requests", "4", "--concurrency", "2", "--rows")
+    report = bench(server, tmp_path, *words, "--num-requests", "4", "--concurrency", "2", "rows=true")
     run = report["runs"][0]
     assert run["num_requests"] == 12
     assert {row["turn"] for row in run["rows"]} == {0, 1, 2}
@@ -103,7 +103,7 @@ def test_two_reports_are_compared_and_different_loads_refused(server, tmp_path, 
     assert "words.answers 3 and 4" in captured.out
     assert "not comparable" in captured.err
     page = tmp_path / "both.html"
-    assert main(["bench", "compare", paths[0], paths[1], "--force", "--html", str(page)]) == 0
+    assert main(["bench", "compare", paths[0], paths[1], "force=true", "--html", str(page)]) == 0
     assert "TTFT p50" in capsys.readouterr().out
     assert "first and second" in page.read_text()
     assert "±" in page.read_text()
@@ -115,8 +115,8 @@ def test_two_reports_are_compared_and_different_loads_refused(server, tmp_path, 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_benchmark_tells_what_it_has_and_that_it_is_partial(number, server, tmp_path):
     path = tmp_path / "partial.json"
-    words = ["--rate", "20", "--num-requests", "2000", "--prompts", "20", "--answers", "3", "--warm-up", "0"]
-    words.append("--no-stop-saturated")  # a busy machine would end it by itself
+    words = ["--rate", "20", "--num-requests", "2000", "--prompts", "20", "--answers", "3", "warm-up=0"]
+    words.append("stop-saturated=false")  # a busy machine would end it by itself
     # Where these tests run in the background of a shell, their children ignore Ctrl-C as nohup's do.
     heeding = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
     start = [
@@ -236,7 +236,7 @@ def test_users_ask_where_nothing_else_says_when(config, users):
 
 def test_a_sweep_measures_each_number_of_users_and_tells_them_in_one_table(server, tmp_path, capsys):
     path = tmp_path / "sweep.json"
-    words = ["--num-requests", "6", "--prompts", "20", "--answers", "4", "--warm-up", "1", "--sweep", "1,2", "--json"]
+    words = ["--num-requests", "6", "--prompts", "20", "--answers", "4", "warm-up=1", "--sweep", "1,2", "--json"]
     assert main(["bench", server.url, "--api-key", KEY, *words, str(path)]) in (0, 1)
     found = json.loads(path.read_text())
     assert [report["asked"]["load"]["concurrency"] for report in found["reports"]] == [1, 2]

@@ -10,10 +10,8 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.client import BadStatusLine
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from urllib.error import URLError
 
 import pytest
 
@@ -21,6 +19,7 @@ from penstock.cli import doctor
 from penstock.cli.doctor import Config
 from penstock.cli.main import main
 from penstock.errors import ConfigError
+from penstock.service.upstream.ask import UnreachableError
 from penstock.tools.doctor.checks import CHECKS
 from penstock.tools.doctor.rules import RULES
 from penstock.tools.doctor.signs import REFUSED, SILENT, UNINTELLIGIBLE, UNREACHABLE
@@ -230,18 +229,23 @@ def test_a_server_that_takes_connections_and_says_nothing_is_told_apart_and_soon
     assert " ms" not in printed, "a time of our own is no latency of the server's"
 
 
+def unreachable(cause: OSError) -> UnreachableError:
+    error = UnreachableError(*cause.args)
+    error.__cause__ = cause
+    return error
+
+
 @pytest.mark.parametrize(
     ("error", "status"),
     [
-        (URLError(ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")), REFUSED),
+        (unreachable(ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")), REFUSED),
         (TimeoutError("timed out"), SILENT),
-        (URLError(TimeoutError("_ssl.c:989: The handshake operation timed out")), SILENT),
-        (URLError(TimeoutError("timed out")), UNREACHABLE),
-        (URLError(socket.gaierror(socket.EAI_NONAME, "Name or service not known")), UNREACHABLE),
-        (URLError(OSError(errno.ENETUNREACH, "Network is unreachable")), UNREACHABLE),
+        (unreachable(TimeoutError("timed out")), UNREACHABLE),
+        (unreachable(socket.gaierror(socket.EAI_NONAME, "Name or service not known")), UNREACHABLE),
+        (unreachable(OSError(errno.ENETUNREACH, "Network is unreachable")), UNREACHABLE),
         (ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"), UNINTELLIGIBLE),
-        (BadStatusLine("220 smtp ready"), UNINTELLIGIBLE),
-        (URLError(ssl.SSLError(1, "wrong version number")), UNINTELLIGIBLE),
+        (ConnectionError("unreadable answer: 220 smtp ready"), UNINTELLIGIBLE),
+        (ssl.SSLError(1, "wrong version number"), UNINTELLIGIBLE),
     ],
     ids=str,
 )

@@ -9,12 +9,16 @@ from typing import Any, Literal, get_type_hints
 import pytest
 
 from penstock import config as configs
+from penstock.cli import serve
 from penstock.cli.main import COMMANDS
+from penstock.console.args import arguments_of, build, parse
 from penstock.console.flags import by_tables, flags_of
 from penstock.console.help import command_help
 from penstock.errors import ConfigError
 from tests.cli import orchard
 
+MOST_FLAGS = 150
+"""Distinct ones over all commands. A new flag replaces one, or is a setting."""
 ALL_CONFIGS = [value for value in vars(configs).values() if isinstance(value, type) and is_dataclass(value)] + [
     orchard.Config,
     *(import_module(command.module).Config for command in COMMANDS.values()),
@@ -133,9 +137,54 @@ def test_advanced_flags_are_fields_and_stand_last_in_help() -> None:
             continue
         flags = flags_of(config)
         for owner in {flag.owner for flag in flags}:
-            assert set(getattr(owner, "ADVANCED", ())) <= {declared.name for declared in fields(owner)}
-        everyday, _, advanced = command_help("penstock", config, 100).partition("\nadvanced, which few need:")
+            assert set(getattr(owner, "ADVANCED", ())) | set(getattr(owner, "SETTINGS", ())) <= {
+                declared.name for declared in fields(owner)
+            }
+        everyday, _, rest = command_help("penstock", config, 100).partition("\nsettings, written without dashes:")
+        everyday, _, advanced = everyday.partition("\nadvanced, which few need:")
         for flag in flags:
             if not flag.is_positional:
-                where = advanced if flag.is_advanced else everyday
-                assert re.search(rf"^  --{flag.switch}\b", where, re.MULTILINE), f"{flag.label} is not where it belongs"
+                where = rest if flag.is_setting else advanced if flag.is_advanced else everyday
+                row = f"{flag.key}=" if flag.is_setting else rf"--{flag.switch}\b"
+                assert re.search(rf"^  {row}", where, re.MULTILINE), f"{flag.label} is not where it belongs"
+
+
+def every_config() -> list[type]:
+    """Of all commands, those of a table of members too."""
+    found: list[type] = []
+    for command in COMMANDS.values():
+        module = import_module(command.module)
+        found += [member.Config for member in getattr(module, "MEMBERS", {}).values()]
+        found += [module.Config] if hasattr(module, "Config") else []
+    return found
+
+
+def test_a_name_is_a_flag_of_all_commands_or_of_none_and_there_are_not_too_many() -> None:
+    leaves = [flag for config in every_config() for flag in flags_of(config) if not flag.is_positional]
+    flags = {flag.key for flag in leaves if not flag.is_setting}
+    assert flags.isdisjoint(flag.key for flag in leaves if flag.is_setting)
+    assert len({flag.switch for flag in leaves if not flag.is_setting}) <= MOST_FLAGS
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (
+            ["stall-s=2.5", "strict=true", "bench-target=http://a", "bench-target=http://b"],
+            (2.5, True, ("http://a", "http://b")),
+        ),
+        (["--max-sequences=4", "max-sequences=8", "stall-s=2.5"], (2.5, False, ())),
+    ],
+)
+def test_a_setting_is_a_word_of_its_own_and_comes_back_as_one(words: list[str], found: tuple[Any, ...]) -> None:
+    made = build(serve.Config, parse(serve.Config, words).values)
+    server = made.server
+    assert (server.stall_s, server.strict, server.bench_target) == found
+    assert build(serve.Config, parse(serve.Config, arguments_of(made)).values) == made
+
+
+def test_the_dashes_of_a_setting_are_refused_in_a_sentence_that_says_how_it_is_written() -> None:
+    for words in (["--stall-s", "2"], ["--stall-s=2"], ["--no-strict"]):
+        with pytest.raises(ConfigError, match=r"write (stall-s|strict)=VALUE"):
+            parse(serve.Config, words)
+    assert parse(serve.Config, ["--", "stall-s=2"]).values == {"model": "stall-s=2"}

@@ -29,6 +29,7 @@ def test_every_field_and_every_config_says_what_it_is_for(config: type) -> None:
 def test_every_flag_appears_in_the_help_of_any_width(config: type, width: int) -> None:
     lines = command_help("penstock try", config, width).splitlines()
     firsts = {line.split()[0] for line in lines if line.startswith("  ") and line.split()}
+    firsts |= {first.partition("=")[0] for first in firsts}
     assert {flag.label for flag in flags_of(config)} <= firsts
     assert {"--config", "--print-config", "--help"} <= firsts
 

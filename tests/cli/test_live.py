@@ -9,7 +9,7 @@ from penstock.runtime.sizing import make_scheduler
 from penstock.tools.measure.live import Disturbance, serve_live
 from penstock.tools.workload.arrivals import Constant
 from penstock.tools.workload.lengths import Fixed, Uniform
-from penstock.tools.workload.workload import Recipe
+from penstock.tools.workload.workload import Conversation, Recipe
 from tests.sim.fleets import make_fleet
 
 WORKLOAD = Recipe(Constant(200.0), Uniform(4, 40), Fixed(6), 40, vocab_size=50).make(3)
@@ -64,3 +64,15 @@ def test_disturbance_is_a_share_of_the_machine():
     while disturbance.fraction is None:
         total += sum(range(1000))
     assert 0.0 <= disturbance.fraction <= 1.0
+
+
+def test_a_next_turn_comes_after_the_answer_before_it_and_brings_all_of_it_along():
+    recipe = Recipe(Constant(100.0), Fixed(8), Fixed(5), 6, vocab_size=50, conversation=Conversation(3, think_s=0.02))
+    workload = recipe.make(1)
+    served = serve_live(make_engine(), workload)
+    ended = served.timelines.ended
+    assert len(ended) == len(workload) == 18
+    assert sorted(one.num_prompt for one in ended) == [8] * 6 + [8 + 5 + 8] * 6 + [8 + 5 + 8 + 5 + 8] * 6
+    firsts = {request.arrival_s for request in workload.requests}
+    last_first_s = min(one.arrival_s + one.e2e_s for one in ended)
+    assert all(one.arrival_s >= last_first_s + 0.02 for one in ended if one.arrival_s not in firsts)

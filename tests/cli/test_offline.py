@@ -223,7 +223,7 @@ def test_perplexity_is_told_in_words_and_numbers(
 ) -> None:
     file = tmp_path / "text"
     file.write_text("the ab, and the cd. " * 20)
-    assert main(["eval", "perplexity", str(file), "--json", "--context", "64", "--stride", "16"]) == 0
+    assert main(["eval", "perplexity", str(file), "--json", "--context", "64", "stride=16"]) == 0
     reported = json.loads(capsys.readouterr().out)
     assert reported["perplexity"] > 1.0
     assert reported["tokens"] == reported["scored_tokens"] + 1
@@ -242,7 +242,7 @@ def test_predictions_are_kept_and_compared(
     monkeypatch.setattr("penstock.cli.evaluate.divergence.open_llm", lambda config: opened)
     file, kept = tmp_path / "text", tmp_path / "kept.logits"
     file.write_text("the orchard and the river " * 12)
-    asked = ["eval", "perplexity", str(file), "--json", "--context", "48", "--stride", "16"]
+    asked = ["eval", "perplexity", str(file), "--json", "--context", "48", "stride=16"]
     assert main(asked) == 0
     plain = json.loads(capsys.readouterr().out)
     assert main([*asked, "--save-logits", str(kept)]) == 0

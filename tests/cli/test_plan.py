@@ -63,7 +63,7 @@ def plan(capsys, *words):
 def emitted(tmp_path_factory):
     """A plan on disk, and its data."""
     path = tmp_path_factory.mktemp("plans") / "plan.toml"
-    prices = ("--price", "l4=0.5", "--api-in", "1", "--api-out", "2")
+    prices = ("--price", "l4=0.5", "api-in=1", "api-out=2")
     assert main(["plan", "smollm2-135m", *SMALL, *prices, "--emit", str(path)]) == 0
     return path, json.loads(path.with_suffix(".json").read_text())
 
@@ -167,7 +167,7 @@ def test_a_plan_knows_the_measured_quality_of_formats_that_were_reported(capsys,
 
 def test_a_month_is_of_as_many_replicas_as_its_use_asks_for(capsys):
     """Not of as many as carry the load at its height."""
-    words = ("--price", "l4=0.5", "--utilization", "0.01", "--json")
+    words = ("--price", "l4=0.5", "utilization=0.01", "--json")
     data = json.loads(plan(capsys, "smollm2-135m", *SMALL, *words)[1].out)
     month = data["self_host"]
     assert month["num_replicas"] > data["chosen"]["num_replicas"]
@@ -252,13 +252,13 @@ def test_a_model_that_was_fetched_is_planned_by_the_name_it_is_served_by(tmp_pat
         (("llama-3.1-8b", "--price", "h100=nan"), "DEVICE=DOLLARS"),
         (("llama-3.1-8b", "--weights", "int3"), "--weights takes"),
         (("llama-3.1-8b", "--slo", "ttft=3"), "--slo"),
-        (("llama-3.1-8b", "--attainment", "0.1"), "0.5 to 1"),
+        (("llama-3.1-8b", "attainment=0.1"), "0.5 to 1"),
         (("llama-3.1-8b", "--rate", "0"), "above 0"),
         (("llama-3.1-8b", "--rate", "nan"), "--rate"),
         (("llama-3.1-8b", "--trace", "missing.jsonl"), "cannot read the trace"),
         (("llama-3.1-8b", "--profile", "missing.json"), "cannot read"),
-        (("llama-3.1-8b", "--api-in", "1"), "--api-out"),
-        (("llama-3.1-8b", "--max-devices", "0"), "--max-devices"),
+        (("llama-3.1-8b", "api-in=1"), "api-out"),
+        (("llama-3.1-8b", "max-devices=0"), "max-devices"),
         (("verify", "--plan", "missing.toml"), "cannot read"),
         (("verify",), "no plan was given"),
     ],
@@ -344,7 +344,7 @@ def test_users_become_the_rate_at_which_they_ask_if_they_wait_as_long_as_allowed
 
 
 def test_a_layout_over_several_gpus_is_called_untried_and_every_format_asked_for_is_ranked(capsys) -> None:
-    words = ("--prompts", "20-60", "--answers", "3-12", "--rate", "20", "--hardware", "h100", "--max-devices", "2")
+    words = ("--prompts", "20-60", "--answers", "3-12", "--rate", "20", "--hardware", "h100", "max-devices=2")
     status, out = plan(capsys, "llama-3.1-8b", *words, "--weights", "bf16,fp8,int8", "--kv", "bf16", "--json")
     assert status == 0
     options = json.loads(out.out)["options"]

@@ -19,7 +19,7 @@ def simulate(capsys, *words):
 
 
 def test_tables_tell_latency_throughput_cache_and_replicas(capsys):
-    status, printed = simulate(capsys, "--replicas", "2", "--ttft-s", "0.5")
+    status, printed = simulate(capsys, "--replicas", "2", "ttft-s=0.5")
     assert status == 0
     for word in (
         "TTFT",
@@ -78,7 +78,7 @@ def test_the_same_seed_gives_the_same_answer(capsys):
         ("--burstiness", "0"),
         ("--burstiness", "3"),
         ("--arrivals", "gamma"),
-        ("--overlap",),
+        ("overlap=true",),
         ("--shared-prefix", "64"),
         ("--weights", "int4", "--kv", "fp8", "--hardware", "l4"),
         ("--model", "qwen3-30b-a3b", "--policy", "round-robin"),
@@ -87,16 +87,16 @@ def test_the_same_seed_gives_the_same_answer(capsys):
         ("--model", "llama-3.1-70b", "--tensor", "4"),
         ("--model", "llama-3.1-70b", "--tensor", "2", "--pipeline", "2", "--weights", "fp8"),
         ("--model", "qwen3-30b-a3b", "--replicas", "4", "--expert", "4"),
-        ("--speculate", "4", "--acceptance", "0.9", "--draft-cost", "0.1", "--speculate-up-to", "64"),
-        ("--prefill-replicas", "1", "--local-below", "100", "--transfer-gb-s", "10"),
-        ("--scale-to", "3", "--scale-target", "4", "--cold-start-s", "1", "--down-delay-s", "2"),
-        ("--scale-to", "3", "--scale-by", "utilisation", "--cold-start-s", "0.5"),
-        ("--shared-prefix", "64", "--num-prefixes", "3", "--shared-fraction", "0.5", "--policy", "prefix-reported"),
+        ("--speculate", "4", "acceptance=0.9", "draft-cost=0.1", "speculate-up-to=64"),
+        ("--prefill-replicas", "1", "local-below=100", "transfer-gb-s=10"),
+        ("--scale-to", "3", "scale-target=4", "cold-start-s=1", "down-delay-s=2"),
+        ("--scale-to", "3", "scale-by=utilisation", "cold-start-s=0.5"),
+        ("--shared-prefix", "64", "--num-prefixes", "3", "shared-fraction=0.5", "--policy", "prefix-reported"),
         ("--replicas", "3", "--policy", "power-of-two"),
         ("--replicas", "3", "--policy", "session"),
         ("--replicas", "3", "--policy", "consistent-hash"),
         ("--replicas", "3", "--policy", "prefix-predicted"),
-        ("--deadline-s", "1000"),
+        ("deadline-s=1000",),
     ],
 )
 def test_every_knob_turns(capsys, words):
@@ -119,7 +119,7 @@ def test_every_knob_turns(capsys, words):
         (("--prompts", "many"), "cannot read lengths"),
         (("--num-requests", "0"), "0 requests"),
         (("--replicas", "0"), "--replicas is 0"),
-        (("--ttft-s", "0"), "SLO"),
+        (("ttft-s=0",), "SLO"),
         (("--shared-prefix", "-1"), "shared prefixes"),
         (("--max-context", "10000000"), "made for"),
         (("--tensor", "3"), "choose 2 or 4"),
@@ -127,13 +127,13 @@ def test_every_knob_turns(capsys, words):
         (("--expert", "2", "--replicas", "2"), "has no experts"),
         (("--expert", "8"), "multiple of 8 copies"),
         (("--speculate", "99"), "99 drafts"),
-        (("--speculate", "2", "--acceptance", "1.5"), "accepted is 1.5"),
+        (("--speculate", "2", "acceptance=1.5"), "accepted is 1.5"),
         (("--prefill-replicas", "1", "--no-prefix-caching"), "leave prefix caching on"),
-        (("--prefill-replicas", "1", "--transfer-gb-s", "0"), "--transfer-gb-s is 0"),
+        (("--prefill-replicas", "1", "transfer-gb-s=0"), "transfer-gb-s is 0"),
         (("--prefill-replicas", "1", "--scale-to", "4"), "leave one of the two out"),
         (("--scale-to", "0"), "scaling from 1 to 0"),
-        (("--max-pending", "0"), "choose 1 or more"),
-        (("--deadline-s", "0"), "--deadline-s is 0.0"),
+        (("max-pending=0",), "choose 1 or more"),
+        (("deadline-s=0",), "deadline-s is 0.0"),
         (("--trace", "missing.jsonl"), "missing.jsonl"),
         (("--compare", "--chrome-trace", "x.json"), "a trace shows one run"),
     ],
@@ -195,9 +195,9 @@ def test_a_recorded_trace_is_replayed(capsys, tmp_path):
     ]
     rows.append({"timestamp": 50, "input_length": 700, "output_length": 0, "hash_ids": [1]})
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    _, printed = simulate(capsys, "--trace", str(path), "--deadline-s", "60")
+    _, printed = simulate(capsys, "--trace", str(path), "deadline-s=60")
     assert "; 1 without an answer left out" in printed.out
-    status, printed = simulate(capsys, "--json", "--trace", str(path), "--trace-speed", "2", "--num-requests", "15")
+    status, printed = simulate(capsys, "--json", "--trace", str(path), "trace-speed=2", "--num-requests", "15")
     assert status == 0
     data = json.loads(printed.out)
     summary = data["results"]["continuous"]["summary"]
@@ -213,8 +213,8 @@ def test_a_recorded_trace_is_replayed(capsys, tmp_path):
         (("--rate", "2"), "bound by nothing"),
         (("--rate", "0", "--max-sequences", "4"), "bound by --max-sequences"),
         (("--rate", "0", "--num-blocks", "60"), "bound by KV memory"),
-        (("--rate", "0", "--max-pending", "5"), "refused by the router"),
-        (("--rate", "0", "--deadline-s", "0.05"), "deadline"),
+        (("--rate", "0", "max-pending=5"), "refused by the router"),
+        (("--rate", "0", "deadline-s=0.05"), "deadline"),
         (("--speculate", "3"), "drafts accepted"),
         (("--prefill-replicas", "1"), "prompts handed over"),
     ],
@@ -238,7 +238,7 @@ def test_a_link_between_replicas_is_told_as_a_whole() -> None:
 
 
 def test_tenants_sessions_priorities_and_users_are_told_apart(capsys):
-    status, printed = simulate(capsys, "--tenants", "80,20", "--urgent-fraction", "0.3", "--json")
+    status, printed = simulate(capsys, "tenants=80,20", "urgent-fraction=0.3", "--json")
     assert status == 0
     groups = json.loads(printed.out)["results"]["continuous"]["groups"]
     assert {"tenant 1", "tenant 2", "tenant 1, priority 1"} <= set(groups)
@@ -247,7 +247,7 @@ def test_tenants_sessions_priorities_and_users_are_told_apart(capsys):
     assert found["summary"]["outcomes"]["length"] == 40
     assert found["queue"]["inside"] <= 4
     assert found["queue"]["stability"]["is_stable"]
-    assert simulate(capsys, "--tenants", "many")[0] == 2
+    assert simulate(capsys, "tenants=many")[0] == 2
     assert simulate(capsys, "--users", "0")[0] == 2
 
 

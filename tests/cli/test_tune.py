@@ -1,5 +1,6 @@
 """Laws of `tune` around its search: what it kept is found by `serve`, flags win over it, and old settings are not used."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -59,3 +60,17 @@ def test_what_cannot_be_tuned_is_refused(
 ) -> None:
     assert main(["tune", *words]) == 2
     assert fault in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_tuned_server_serves_more_in_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A machine of 10 ms a step and half a millisecond a token: long prompts delay those who generate."""
+    words = ["--slo", "ttft<1500ms,tpot<60ms", "--rate", "4", "--prompts", "100-900", "--answers", "10-40"]
+    out = tmp_path / "tuned.toml"
+    assert main(["tune", "scripted:step_ms=10,token_ms=0.5", *words, "--minutes", "1.5", "--out", str(out)]) == 0
+    assert "settings in" in capsys.readouterr().out
+    tried = json.loads(out.with_suffix(".json").read_text())
+    assert tried["num_simulated"] > 300
+    best = tried["tried"][0]
+    assert best["predicted"] > tried["default_good"]
+    assert best["measured"] >= tried["default_good"]

@@ -13,7 +13,7 @@ import resource
 import signal
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from penstock.cli.app.benchmark import benched
@@ -37,7 +37,7 @@ def main() -> int:
     if not line:
         return 0  # nobody wanted anything
     task = json.loads(line)
-    if task["task"] != "bench":  # a client that is not let run would tell of itself, not of the server
+    if task["task"] not in ("bench", "profile"):  # these would tell of their own waits, not of the server or the step
         os.nice(NICENESS)
     try:
         _tell({"result": TASKS[task["task"]](task)})
@@ -87,12 +87,23 @@ def _machine(task: Mapping[str, Any]) -> dict[str, Any] | None:
     return None if found is None else asdict(found)
 
 
+def _profile(task: Mapping[str, Any]) -> dict[str, Any]:
+    """A step of the model that is served, watched part by part."""
+    from penstock.cli.bench.step import Config, profiled  # torch
+    from penstock.config import ModelConfig
+    from penstock.console import args
+
+    asked = args.build(Config, dict(args.parse(Config, task["words"]).values))
+    return profiled(replace(asked, model=ModelConfig(**task["model"])))[2]
+
+
 TASKS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
     "simulate": lambda task: simulated(task["words"], lambda share: _tell({"progress": share}), task["frames"]),
     "blocks": lambda task: lay_out(**task["inputs"]),
     "bench": _bench,
     "command": _command,
     "machine": _machine,
+    "profile": _profile,
 }
 
 

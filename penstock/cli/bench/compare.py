@@ -3,7 +3,7 @@
 import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from penstock.amounts import counted
 from penstock.console.show import print_json, print_table, printable
@@ -21,6 +21,8 @@ class Config:
     A difference is called better or worse only where repeated runs exclude chance. Reports of different loads, and runs that
     were not the server's, are refused.
     """
+
+    SETTINGS: ClassVar[tuple[str, ...]] = ("force",)
 
     first: Path = field(metadata={"positional": True})
     """Report to compare from"""
@@ -60,7 +62,7 @@ def run(config: Config) -> int:
         if is_shown:
             print_table(columns, _rows(found, "+-"))
     if not is_shown:
-        print("penstock: not comparable; --force shows the figures all the same", file=sys.stderr)
+        print("penstock: not comparable; force=true shows the figures all the same", file=sys.stderr)
         return FAULT_STATUS
     return 0
 

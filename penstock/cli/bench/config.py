@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from penstock.errors import ConfigError
 from penstock.metrics.summary import Slo
@@ -17,6 +17,8 @@ UNITS = {"ms": 1e-3, "s": 1.0}
 @dataclass(frozen=True, slots=True)
 class BenchLoad:
     """When requests come."""
+
+    SETTINGS: ClassVar[tuple[str, ...]] = ("duration_s", "timeout_s", "stop_saturated", "warm_up", "ramp_to")
 
     concurrency: int | None = None
     """Closed loop: this many users, each asking again once answered (8 where neither rate nor trace is given)"""
@@ -45,14 +47,14 @@ class BenchLoad:
             if value is not None and not 1 <= value <= 1_000_000:
                 raise ConfigError(f"--{name.replace('_', '-')} is {value}; choose 1 to 1,000,000")
         if not 0 <= self.warm_up <= 100_000:
-            raise ConfigError(f"--warm-up is {self.warm_up}; choose 0 to 100,000")
+            raise ConfigError(f"warm-up is {self.warm_up}; choose 0 to 100,000")
         for name, value in (("duration-s", self.duration_s), ("timeout-s", self.timeout_s)):
             if value is not None and not 0.0 < value <= 1e6:
-                raise ConfigError(f"--{name} is {value}; choose seconds above 0")
+                raise ConfigError(f"{name} is {value}; choose seconds above 0")
         if self.sweep and (self.concurrency is not None or self.rate is not None or self.ramp_to is not None):
-            raise ConfigError("--sweep names the users itself; leave --concurrency, --rate and --ramp-to")
+            raise ConfigError("--sweep names the users itself; leave --concurrency, --rate and ramp-to")
         if self.ramp_to is not None and self.rate is None:
-            raise ConfigError("--ramp-to needs --rate to begin from")
+            raise ConfigError("ramp-to needs --rate to begin from")
         if self.concurrency is not None and self.rate is not None:
             raise ConfigError("--concurrency and --rate exclude each other: users wait for answers, a rate does not")
 
@@ -60,6 +62,8 @@ class BenchLoad:
 @dataclass(frozen=True, slots=True)
 class ReplayedTrace:
     """Replay of a trace."""
+
+    SETTINGS: ClassVar[tuple[str, ...]] = ("trace_from_s", "trace_to_s", "trace_speed")
 
     trace: Path | None = None
     """Send what a file recorded: Mooncake jsonl, Azure csv, BurstGPT csv, or a recording of `penstock serve`"""
@@ -75,6 +79,8 @@ class ReplayedTrace:
 class PromptLengths(Asked):
     """What is asked."""
 
+    SETTINGS: ClassVar[tuple[str, ...]] = ("nonce",)
+
     num_prefixes: int = 1
     """How many common beginnings there are"""
     nonce: str = ""
@@ -85,6 +91,8 @@ class PromptLengths(Asked):
 class BenchTarget:
     """What counts as good."""
 
+    SETTINGS: ClassVar[tuple[str, ...]] = ("attainment",)
+
     slo: str = "ttft<500ms,tpot<50ms"
     """Targets of a good request: ttft, tpot and e2e, in ms or s"""
     find_knee: bool = False
@@ -94,7 +102,7 @@ class BenchTarget:
 
     def __post_init__(self) -> None:
         if not 0.0 < self.attainment <= 1.0:
-            raise ConfigError(f"--attainment is {self.attainment}; choose above 0, up to 1")
+            raise ConfigError(f"attainment is {self.attainment}; choose above 0, up to 1")
         parse_slo(self.slo)
 
 
@@ -105,6 +113,8 @@ class Config:
     Latencies count from when a request was due, prompts are new to every cache, lengths are checked against the server's own
     count, failures stand apart; and where the figures are not the server's, it says so instead.
     """
+
+    SETTINGS: ClassVar[tuple[str, ...]] = ("verify_tls", "rows", "endpoint")
 
     url: str = field(default="http://127.0.0.1:8000", metadata={"positional": True})
     """Address of the server"""
@@ -131,16 +141,16 @@ class Config:
         load = self.load
         if self.recording.trace is not None and (load.concurrency is not None or load.rate is not None):
             raise ConfigError(
-                "--trace has times of its own; leave --rate and --concurrency, or scale it with --trace-speed"
+                "--trace has times of its own; leave --rate and --concurrency, or scale it with trace-speed"
             )
         if self.recording.trace is not None and self.words.turns > 1:
             raise ConfigError("--trace has requests of its own; leave --turns")
         if load.ramp_to is not None and self.words.variation != 1.0:
-            raise ConfigError("--ramp-to has poisson arrivals; leave --arrivals and --burstiness")
+            raise ConfigError("ramp-to has poisson arrivals; leave --arrivals and --burstiness")
         if self.words.turns > 1 and self.endpoint != "chat":
-            raise ConfigError("--turns needs --endpoint chat: a completion has no history")
+            raise ConfigError("--turns needs endpoint=chat: a completion has no history")
         if self.target.find_knee and (self.recording.trace is not None or load.concurrency is not None or load.ramp_to):
-            raise ConfigError("--find-knee searches a rate; leave --trace, --concurrency and --ramp-to")
+            raise ConfigError("--find-knee searches a rate; leave --trace, --concurrency and ramp-to")
         if self.target.find_knee and load.repeats > 1:
             raise ConfigError("--find-knee tries many rates once; repeat one of them with --rate and --repeats")
 

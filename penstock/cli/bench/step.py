@@ -93,6 +93,7 @@ def profiled(config: Config) -> "tuple[StepProfile, list[TracedSpan], dict[str, 
     number_format = _format(ceilings, is_packed=weight < 1.5, is_gpu=hardware.kind == "gpu")
     profile = step_profile.profile_of(shape, own, spans, work, ceilings, number_format)
     data = profile.as_data() | {
+        "timeline": [list(one) for one in step_profile.timeline(spans, len(own))],
         "model": config.model.model,
         "device": loaded.device.name,
         "reaches": {

@@ -2,7 +2,7 @@
 
 import secrets
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from penstock.amounts import counted
 from penstock.cli.generate import ModelByFlag
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class OfflineLoad:
     """What is computed."""
+
+    SETTINGS: ClassVar[tuple[str, ...]] = ("warm_up",)
 
     num_requests: int = 64
     """Requests, all handed over at once"""

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from penstock.cli.loading import adapter_at
 from penstock.config import CacheConfig, EngineConfig, ModelConfig, ParallelConfig, SchedulerConfig
@@ -21,6 +21,8 @@ class Config:
 
     Drafts: how often each drafter guesses the text's next tokens, and how much faster it would have been generated here.
     """
+
+    SETTINGS: ClassVar[tuple[str, ...]] = ("drafter", "stride")
 
     measure: Literal["perplexity", "tasks", "drafts"] = field(metadata={"positional": True})
     """What to measure"""

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from penstock.console.show import print_json, print_table
 from penstock.errors import ConfigError
@@ -23,6 +23,8 @@ class Config:
 
     Each measure runs in a process of its own. The report is kept beside the made model and where penstock plan looks for it.
     """
+
+    SETTINGS: ClassVar[tuple[str, ...]] = ("questions",)
 
     made: str = field(metadata={"positional": True})
     """Model that was made smaller: a folder of penstock quantize, or any model"""

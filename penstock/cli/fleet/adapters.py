@@ -2,17 +2,15 @@
 
 import json
 import os
-import urllib.error
-import urllib.request
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from penstock.cli.fleet.reach import ask_server
 from penstock.cli.serve import ADMIN_VARIABLE, KEY_VARIABLE
 from penstock.console.show import print_json, print_table, printable
 from penstock.errors import ConfigError
 
 TIMEOUT_S = 150.0
-MAX_BYTES = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,21 +64,11 @@ def run(config: Config) -> int:
 def ask(url: str, api_key: str, path: str, body: dict[str, Any] | None = None) -> bytes:
     """An admin's question to a running server."""
     key = api_key or os.environ.get(ADMIN_VARIABLE, "") or os.environ.get(KEY_VARIABLE, "")
-    headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
-    data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(url.rstrip("/") + path, data, headers)
-    try:
-        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
-            answer: bytes = response.read(MAX_BYTES)
-            return answer
-    except urllib.error.HTTPError as error:
-        raise ConfigError(f"{url} answers {error.code}: {_message(error.read(MAX_BYTES))}") from error
-    except OSError as error:
-        raise ConfigError(f"{url} does not answer: {error}; is the server running?") from error
+    return ask_server(url, path, key, _message, body, TIMEOUT_S)
 
 
-def _message(answer: bytes) -> str:
+def _message(_: int, answer: bytes) -> str:
     try:
-        return str(json.loads(answer)["error"]["message"])
+        return f": {json.loads(answer)['error']['message']}"
     except (ValueError, LookupError, TypeError):
-        return "no reason given"
+        return ": no reason given"

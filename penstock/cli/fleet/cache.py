@@ -2,17 +2,13 @@
 
 import json
 import os
-import urllib.error
-import urllib.request
 from dataclasses import dataclass, field
 from typing import Any
 
+from penstock.cli.fleet.reach import ask_server
 from penstock.cli.serve import ADMIN_VARIABLE, KEY_VARIABLE
 from penstock.console.show import print_json, print_table, printable
 from penstock.errors import ConfigError
-
-TIMEOUT_S = 10.0
-MAX_BYTES = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,19 +43,17 @@ def run(config: Config) -> int:
 
 def read(config: Config) -> dict[str, Any]:
     key = config.api_key or os.environ.get(ADMIN_VARIABLE, "") or os.environ.get(KEY_VARIABLE, "")
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
-    request = urllib.request.Request(config.url.rstrip("/") + "/app/v1/prefixes", headers=headers)
     try:
-        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
-            found = json.loads(response.read(MAX_BYTES))
-    except urllib.error.HTTPError as error:
-        way = "is this a server of this version?" if error.code == 404 else "give its admin key with --api-key"
-        raise ConfigError(f"{config.url} answers {error.code}; {way}") from error
-    except (OSError, ValueError) as error:
+        found = json.loads(ask_server(config.url, "/app/v1/prefixes", key, _way))
+    except ValueError as error:
         raise ConfigError(f"{config.url} does not answer: {error}; is the server running?") from error
     if all(data is None for data in found.values()):
         raise ConfigError("this server does not watch prefixes; serve with --watch-prefixes on")
     return {str(model): data for model, data in found.items()}
+
+
+def _way(status: int, _: bytes) -> str:
+    return "; is this a server of this version?" if status == 404 else "; give its admin key with --api-key"
 
 
 def _print(model: str, data: dict[str, Any] | None) -> None:

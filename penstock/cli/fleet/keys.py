@@ -5,7 +5,7 @@ import re
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from penstock.errors import ConfigError
 
@@ -19,6 +19,8 @@ class Config:
 
     A key is shown once, when it is made; only a digest of it is kept.
     """
+
+    SETTINGS: ClassVar[tuple[str, ...]] = ("budget_period", "grace")
 
     action: Literal["create", "list", "rotate", "revoke", "audit"] = field(metadata={"positional": True})
     """What to do"""

@@ -2,7 +2,7 @@
 
 from dataclasses import asdict, dataclass, field, is_dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from penstock.errors import ConfigError
 from penstock.tools.planner.money import Assumptions
@@ -16,6 +16,8 @@ KindName = Literal["chat", "rag", "agent", "code", "summary", "reasoning"]
 @dataclass(frozen=True, slots=True)
 class ExpectedLoad(Asked):
     """What is asked. Lengths and the shared prefix are the workload's own where they are not given."""
+
+    SETTINGS: ClassVar[tuple[str, ...]] = ("workload",)
 
     prompts: str = ""
     """Prompt tokens instead of the workload's: 512, 100-1024, lognormal:MEDIAN:SIGMA[:LOW-HIGH], file:PATH"""
@@ -35,6 +37,8 @@ class ExpectedLoad(Asked):
 class PlanGoal:
     """When it is good enough."""
 
+    SETTINGS: ClassVar[tuple[str, ...]] = ("attainment",)
+
     slo: str = "ttft<500ms,tpot<50ms"
     """Targets of a good request: ttft, tpot and e2e, in ms or s"""
     attainment: float = 0.95
@@ -44,6 +48,8 @@ class PlanGoal:
 @dataclass(frozen=True, slots=True)
 class Space:
     """What may be considered."""
+
+    SETTINGS: ClassVar[tuple[str, ...]] = ("purchase", "regions", "max_devices")
 
     hardware: str = "h100-sxm"
     """Devices to choose from, with commas between: h100,h200,l40s, or this-machine"""
@@ -66,7 +72,7 @@ class Space:
 
     def __post_init__(self) -> None:
         if not 1 <= self.max_devices <= 1024:
-            raise ConfigError(f"--max-devices is {self.max_devices}; choose 1 to 1024")
+            raise ConfigError(f"max-devices is {self.max_devices}; choose 1 to 1024")
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from penstock.tools.planner.candidate import Candidate
 from penstock.tools.planner.capacity import CapacityTrial
 from penstock.tools.planner.constraint import extrapolated_fraction, moments
 from penstock.tools.planner.figures import decode_floor_s
+from penstock.tools.planner.money import PURCHASE
 from penstock.tools.planner.regions import plan_regions, read_regions
 from penstock.tools.planner.search import Option, Plan, Search, WhatIf
 
@@ -175,7 +176,12 @@ def _constraint_data(plan: Plan) -> dict[str, Any] | None:
 
 def trust_data(config: Config, search: Search, plan: Plan) -> dict[str, Any]:
     """Where the numbers come from; of prices, those that were not given."""
-    given = [part.strip() for text in config.space.price for part in text.split(",")]
+    share = PURCHASE[config.space.purchase]
+    bought = (
+        ""
+        if share == 1.0
+        else f"; {100 * share:g} % of that for {config.space.purchase} hours, as is usual of large clouds"
+    )
     common = {
         "memory": "the engine's own sizing, from published shapes and sizes",
         "scheduling": "the engine's own scheduler under a virtual clock",
@@ -183,9 +189,9 @@ def trust_data(config: Config, search: Search, plan: Plan) -> dict[str, Any]:
         "capacity_resolution": 2 ** (1 / 32) - 1,
         "exchanges": _exchanges(plan),
         "prices": {
-            one.name: one.price_source
+            one.name: one.price_source + bought
             for one in search.search_space.hardware
-            if one.price_source and not any(part.startswith(f"{one.name}=") for part in given)
+            if one.price_source and search.prices.get(one.name) == share * (one.price_per_hour or 0.0)
         },
     }
     path, chosen = config.space.profile, plan.chosen

@@ -195,6 +195,11 @@ def _print_regions(data: Data) -> None:
     ]
     print_table(("region", "device", "requests/s", "replicas", "spare", "devices", "$/hour"), rows)
     print("spare: replicas that let the others carry everything while any one region is lost")
+    hourly = [one["hourly"] for one in data["regions"]]
+    if None not in hourly:
+        print(
+            f"in all: ${sum(hourly) * HOURS_PER_MONTH:,.0f} a month for devices, in place of those of one fleet below"
+        )
 
 
 def _print_what_ifs(data: Data) -> None:
@@ -275,7 +280,7 @@ def _print_cost(data: Data) -> None:
         ("in all", f"${cost['dollars']:,.0f} for {cost['requests'] / 1e6:,.1f} million requests"),
     ]
     if cost["api_dollars"] is None:
-        rows.append(("an API", "give --api-in and --api-out, dollars a million tokens, to compare"))
+        rows.append(("an API", "give api-in and api-out, dollars a million tokens, to compare"))
     else:
         prices = f"${assumed['api_in']:g} in, ${assumed['api_out']:g} out"
         if assumed["api_cached"] is not None:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from penstock.errors import ConfigError
 from penstock.metrics.page import Page
@@ -36,6 +36,8 @@ class Config:
     Sends one replica's share of the plan's load, and ends with status 0 if times and throughput lie within the tolerance, 1 if
     not.
     """
+
+    SETTINGS: ClassVar[tuple[str, ...]] = ("tolerance",)
 
     url: str = field(default="http://127.0.0.1:8000", metadata={"positional": True})
     """Address of the server"""

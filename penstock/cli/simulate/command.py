@@ -10,7 +10,7 @@ from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from penstock.amounts import format_bytes
 from penstock.cli.plan.model import describe
@@ -49,6 +49,8 @@ CHAT_SLO = Slo(ttft_s=0.5, tpot_s=0.05)
 class Machines:
     """What computes."""
 
+    SETTINGS: ClassVar[tuple[str, ...]] = ("depth", "max_pending", "overlap")
+
     hardware: str = "h100-sxm"
     """Device of a replica, by name: h100-sxm, a100-80, l4, epyc-9654, ..., or this-machine, measured when first named"""
     profile: Path | None = None
@@ -79,7 +81,7 @@ class Machines:
         if not 1 <= self.replicas <= 10_000:
             raise ConfigError(f"--replicas is {self.replicas}; choose 1 to 10000")
         if self.depth not in (1, 2):
-            raise ConfigError(f"--depth is {self.depth}; choose 1 or 2")
+            raise ConfigError(f"depth is {self.depth}; choose 1 or 2")
 
     @property
     def layout(self) -> Layout:
@@ -212,7 +214,7 @@ def roofline_basis(config: Config) -> Basis:
     spec = read_spec(config.model)
     machines, device = config.machines, device_of(config.machines)
     precision = precision_of(machines.weights, config.kv_format, device.achievable)
-    reach = "the vendor's" if machines.textbook else device.trust
+    reach = "at the vendor's" if machines.textbook else "at measured" if device.measured else device.trust
     rate = device.achievable.bandwidth_bytes_per_s / 1e9
 
     def rows(fleet: Fleet) -> list[tuple[str, str]]:
@@ -221,7 +223,7 @@ def roofline_basis(config: Config) -> Basis:
             ("fleet", f"{_fleet(config)} x {device.name} of {format_bytes(device.memory_bytes)}, {machines.policy}"),
             (
                 "step times",
-                f"roofline at {reach} {rate:,.0f} GB/s{', no overheads' if machines.textbook else ''}; "
+                f"roofline {reach} {rate:,.0f} GB/s{', no overheads' if machines.textbook else ''}; "
                 "not calibrated on a live engine",
             ),
             *config.techniques.rows(fleet.sizing),

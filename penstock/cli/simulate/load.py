@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
 from penstock.errors import ConfigError
 from penstock.tools.workload import lengths
@@ -12,6 +13,15 @@ from penstock.tools.workload.workload import People, Recipe, Workload
 @dataclass(frozen=True, slots=True)
 class SimulatedLoad(Asked):
     """What is asked of them."""
+
+    SETTINGS: ClassVar[tuple[str, ...]] = (
+        "sessions",
+        "shared_fraction",
+        "urgent_fraction",
+        "trace_speed",
+        "deadline_s",
+        "tenants",
+    )
 
     rate: float = 8.0
     """Requests a second, over the whole fleet; 0 for all at once"""
@@ -44,7 +54,7 @@ class SimulatedLoad(Asked):
         if self.deadline_s is None:
             return workload
         if not 0.0 < self.deadline_s < 1e9:
-            raise ConfigError(f"--deadline-s is {self.deadline_s}; choose a number of seconds above 0")
+            raise ConfigError(f"deadline-s is {self.deadline_s}; choose a number of seconds above 0")
         late = self.deadline_s
         requests = [replace(one, deadline_s=one.arrival_s + late) for one in workload.requests]
         return Workload(requests, workload.later, workload.num_unanswered)
@@ -80,10 +90,10 @@ def tenant_shares(text: str) -> tuple[float, ...]:
         shares = tuple(float(part) for part in text.split(","))
     except ValueError:
         raise ConfigError(
-            f"--tenants is {text!r}; write shares with commas between, such as 90,5,5, or a number"
+            f"tenants is {text!r}; write shares with commas between, such as 90,5,5, or a number"
         ) from None
     if len(shares) > 1:
         return shares
     if not 1 <= shares[0] <= 10_000 or shares[0] != int(shares[0]):
-        raise ConfigError(f"--tenants is {text}; choose 1 to 10,000 equal ones, or shares with commas between")
+        raise ConfigError(f"tenants is {text}; choose 1 to 10,000 equal ones, or shares with commas between")
     return (1.0,) * int(shares[0])

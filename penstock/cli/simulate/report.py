@@ -67,7 +67,7 @@ def bound(result: Result, rho: float | None = None) -> str:
     reasons = {
         "KV memory: requests waited for blocks": share("waiting_for_blocks_fraction"),
         "--max-sequences: requests waited while as many ran as may": share("waiting_for_rows_fraction"),
-        "prompts: requests waited for their turn in a step or batch": share("waiting_for_turn_fraction"),
+        "steps: requests waited for their turn in one, or for a batch to end": share("waiting_for_turn_fraction"),
     }
     reason, most = max(reasons.items(), key=lambda item: item[1])
     if most >= 0.05:

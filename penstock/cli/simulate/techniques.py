@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 from penstock.config import EngineConfig
 from penstock.errors import ConfigError
@@ -19,6 +19,22 @@ from penstock.tools.sim.speculation import Guessing
 @dataclass(frozen=True, slots=True)
 class Techniques:
     """What they do beside plain serving."""
+
+    SETTINGS: ClassVar[tuple[str, ...]] = (
+        "cold_start_s",
+        "local_below",
+        "padding",
+        "scale_by",
+        "scale_kv",
+        "scale_target",
+        "scale_ttft_s",
+        "speculate_up_to",
+        "down_delay_s",
+        "draft_cost",
+        "allocation",
+        "acceptance",
+        "transfer_gb_s",
+    )
 
     speculate: str = "off"
     """Drafts that each sequence verifies in a step: a number, auto (as many as pay, by the engine's own rule) or off"""
@@ -115,11 +131,11 @@ class Techniques:
             return None
         if self.transfer_gb_s is not None:
             if not 1e-6 <= self.transfer_gb_s <= 1e6:
-                raise ConfigError(f"--transfer-gb-s is {self.transfer_gb_s}; choose a number above 0")
+                raise ConfigError(f"transfer-gb-s is {self.transfer_gb_s}; choose a number above 0")
             network = Link("network", self.transfer_gb_s * 1e9, network.latency_s if network else 15e-6)
         elif network is not None:
             network = Link(network.kind, num_devices * network.bandwidth_bytes_per_s, network.latency_s)
         if network is None:
-            raise ConfigError("a profile does not say how fast keys and values travel; say so with --transfer-gb-s")
+            raise ConfigError("a profile does not say how fast keys and values travel; say so with transfer-gb-s")
         follows_rule = self.local_below is None
         return Disaggregation(self.prefill_replicas, network, kv_bytes_per_token, self.local_below or 0, follows_rule)

@@ -3,9 +3,7 @@
 Puts the parts of `penstock.tools.tune` together; they are imported when the command runs.
 """
 
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 from penstock.cli.tune.config import Config, TuneLoad
 from penstock.config import EngineConfig
 from penstock.console.output import check_writable
-from penstock.errors import ConfigError, EngineError
+from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
     from penstock.cli.tune.live import LiveContest
+    from penstock.metrics.summary import Summary
     from penstock.runtime.sizing import Sizing
     from penstock.tools.bench.plan import TrafficPlan
     from penstock.tools.cost.measured import MeasuredCost
@@ -31,16 +30,24 @@ if TYPE_CHECKING:
     from penstock.tools.workload.trace import Trace
     from penstock.tools.workload.workload import Recipe
 
-PROFILE_SHARE, MOST_PROFILE_S = 0.2, 45.0
-RUN_SHARE = 1 / 16
-"""Of the time for measuring, what one run takes: a default and three contenders, four rounds."""
-RUN_S = (6.0, 40.0)
+PROFILE_SHARE, MOST_PROFILE_S = 0.08, 45.0
+CALIBRATION_RATE = 20.0
+"""Of requests that users choose from while steps are measured, a second."""
+RUN_SHARE = 1 / 32
+"""Of all the time, what one run takes: a default and four contenders, five rounds, their start and what comes before."""
+RUN_S = (4.0, 40.0)
+START_S, BETWEEN_S, NUM_LAST_ROUNDS = 20.0, 1.0, 2
+"""What servers take to start, what passes between two runs, and the rounds that there is time for with the best."""
 LEAST_REQUESTS, MOST_REQUESTS = 16, 400
 NUM_LOADS = 3
 NOISY_FRACTION = 0.1
 """Of the machine: what others may use before it is said."""
 SERVER_BYTES = 1 << 30
 """What a server takes beside weights and cache."""
+NO_MEMORY = "1GiB"
+"""Where an engine holds nothing, any number."""
+SHARED_FRACTION = 0.85
+"""Of free memory, what servers that run at once may take together."""
 
 
 def run(config: Config) -> int:
@@ -137,14 +144,18 @@ class Tuning:
         """By replicas and ranks: what one simulation has worked out serves the others."""
 
     def run(self) -> "Tuned":
+        from penstock.cli.tune.forks import forked_scores
+        from penstock.tools.sim.simulation import simulate
         from penstock.tools.tune.search import SettingSearch, finalists, shares
-        from penstock.tools.tune.setting import unsimulated
+        from penstock.tools.tune.setting import DEFAULT, unsimulated
 
-        profile = self._profile()
+        run_s = min(max(RUN_SHARE * 60.0 * self.config.minutes, RUN_S[0]), RUN_S[1])
+        profile = self._profile(run_s)
         machine = self._machine(profile)
-        run_s = min(max(RUN_SHARE * (self.end_s - time.monotonic()), RUN_S[0]), RUN_S[1])
         load = TunedLoad(self.config.load, self._rate(profile), run_s, profile.vocab_size)
-        search = SettingSearch(lambda one: self._fleet(profile, one), self.slo, machine, self._show_search)
+        search = SettingSearch(
+            lambda one: self._fleet(profile, one), self.slo, machine, self._show_search, forked_scores
+        )
         begin_s = time.monotonic()
         factor = search.strained(load.loads)
         loads = load.loads(factor)
@@ -153,32 +164,52 @@ class Tuning:
         chosen = finalists(ranked)
         self._show(f"{len(ranked)} settings simulated in {simulated_s:.1f} s; {len(chosen)} better than the default")
         best = chosen[0].setting if chosen else ranked[0].setting
-        further = unsimulated(best, machine, speculates=not machine.is_gpu, lossy=self.config.lossy)
-        settings = [*(one.setting for one in chosen[: 4 - min(len(further), 1)]), *further]
-        contest = self._contest(settings, load, factor, machine)
+        swaps = next(one for one in ranked if one.setting == DEFAULT).score.num_preemptions > 0
+        further = unsimulated(best, machine, speculates=not machine.is_gpu, lossy=self.config.lossy, swaps=swaps)
+        count = self._num_contenders(
+            max(simulate(self._fleet(profile, DEFAULT), one).summary.duration_s for one in loads)
+        )
+        settings = [*(one.setting for one in chosen[: max(count - len(further), 1)]), *further]
+        contest = self._contest(settings, load, factor, machine, profile)
         winner = next((one for one in settings if one.label == contest.contest.winner), None)
         found = self._tuned(load.words(factor), ranked, settings, contest, winner)
         worth = {} if winner is None else shares(winner, lambda one: self._fleet(profile, one), loads, self.slo)
         return replace(found, simulated_s=simulated_s, shares=worth)
 
-    def _profile(self) -> "Profile":
-        """By a process of its own: what it loads is gone when it ends."""
-        from penstock.console.args import arguments_of
+    def _num_contenders(self, run_s: float) -> int:
+        """As many as the time left lets be measured often enough, if a run takes so long."""
+        from penstock.cli.tune.live import NUM_FIRST_ROUNDS, NUM_LAST
+
+        runs = (self.end_s - time.monotonic() - START_S) / (run_s + BETWEEN_S)
+        first = runs - NUM_LAST_ROUNDS * (1 + NUM_LAST)
+        return min(max(int(first / NUM_FIRST_ROUNDS) - 1, 1), 4)
+
+    def _profile(self, run_s: float) -> "Profile":
+        from penstock.cli.tune.calibrate import anchored, profile_live
         from penstock.tools.measure.profiles import open_profile
+        from penstock.tools.measure.this_machine import machine_facts
+        from penstock.tools.sim.simulation import simulate
+        from penstock.tools.tune.setting import DEFAULT
 
         if self.config.profile is not None:
             return open_profile(self.config.profile)
         seconds = min(MOST_PROFILE_S, PROFILE_SHARE * 60.0 * self.config.minutes)
         self._show(f"measuring steps for {seconds:.0f} s")
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "profile.json"
-            words = ["--seconds", f"{seconds:.1f}", "--out", str(path), *arguments_of(self.config.model)]
-            done = subprocess.run(
-                [sys.executable, "-m", "penstock", "profile", *words], capture_output=True, text=True, check=False
-            )
-            if done.returncode:
-                raise EngineError(f"steps could not be measured: {done.stderr.strip()[-400:]}")
-            return open_profile(path)
+        is_gpu = self.config.model.device != "cpu" and bool(machine_facts()["gpus"])
+        asked = self.config.load
+        load = TunedLoad(asked, asked.rate or CALIBRATION_RATE, run_s, 1)
+        profile, summary = profile_live(self.config.model, lambda name: load.plan(1.0, 0, name), seconds, is_gpu=is_gpu)
+        if asked.rate is None and asked.trace is None:
+            return profile
+        sent = replace(load, vocab_size=profile.vocab_size).loads(1.0)[0]
+
+        def simulated(one: "Profile") -> "Summary":
+            self._costs.clear()  # they are another profile's
+            return simulate(self._fleet(one, DEFAULT), sent).summary
+
+        found = anchored(profile, summary, simulated)
+        self._costs.clear()
+        return found
 
     def _machine(self, profile: "Profile") -> "TunedMachine":
         from penstock.tools.tune.setting import TunedMachine
@@ -222,8 +253,23 @@ class Tuning:
         requests = [replace(one, arrival_s=0.0) for one in at_once.requests]
         return max(0.5 * simulate(self._fleet(profile, DEFAULT), requests).summary.requests_per_s, 0.01)
 
+    def _is_like_with(self, room: str, profile: "Profile", settings: Sequence["Setting"], loads: "Loads") -> bool:
+        """Whether servers that share the memory serve this load as each would with all of it."""
+        from penstock.tools.tune.search import score
+
+        if not room:
+            return False
+        pairs = ((one, replace(one, kv_memory=one.kv_memory or room)) for one in settings)
+        found = [[score(self._fleet(profile, each), loads[:1], self.slo) for each in pair] for pair in pairs]
+        return all(alone.is_like(beside) for alone, beside in found)
+
     def _contest(
-        self, settings: Sequence["Setting"], load: TunedLoad, factor: float, machine: "TunedMachine"
+        self,
+        settings: Sequence["Setting"],
+        load: TunedLoad,
+        factor: float,
+        machine: "TunedMachine",
+        profile: "Profile",
     ) -> "LiveContest":
         import asyncio
 
@@ -232,12 +278,13 @@ class Tuning:
         from penstock.cli.tune.live import LiveContest, LiveServer
         from penstock.tools.tune.setting import DEFAULT
 
-        servers = [LiveServer(one, self.config.model) for one in (DEFAULT, *settings)]
-        measured = machine.measured
-        each = [measured.weight_bytes + one.sizing(measured).kv_bytes + SERVER_BYTES for one in (DEFAULT, *settings)]
-        keeps = not machine.is_gpu and sum(each) < measured.free_bytes
+        taking = (DEFAULT, *settings)
+        room = room_for(machine.measured, taking)
+        if not self._is_like_with(room, profile, taking, load.loads(factor)):
+            room = ""
+        servers = [LiveServer(one, self.config.model, room) for one in taking]
         contest = LiveContest(
-            servers, lambda number, name: load.plan(factor, number, name), self.slo, keeps, self._show
+            servers, lambda number, name: load.plan(factor, number, name), self.slo, bool(room), self._show
         )
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(contest.run(self.end_s))
@@ -258,9 +305,10 @@ class Tuning:
 
         predicted = {one.setting: one.score.good_fraction for one in ranked}
         means = {name: sum(values) / len(values) for name, values in live.good.items()}
+        as_simulated = [replace(one, speculate=None) for one in settings]  # which knows no drafts either way
         tried = [
-            TriedSetting.of(one, predicted.get(one), means.get(one.label), live.contest.gain(one.label))
-            for one in settings
+            TriedSetting.of(one, predicted.get(same), means.get(one.label), live.contest.gain(one.label))
+            for one, same in zip(settings, as_simulated, strict=True)
         ]
         both = [one for one in tried if one.predicted is not None and one.measured is not None]
         default = next((one.score.good_fraction for one in ranked if not one.setting.changes), 0.0)
@@ -281,6 +329,7 @@ class Tuning:
             num_simulated=len(ranked),
             simulated_s=0.0,
             measured_s=time.monotonic() - self.begin_s,
+            default_predicted=default,
             tau=tau,
             doubts=doubts_of(live),
         )
@@ -292,6 +341,18 @@ class Tuning:
     def _show_search(self, done: int, total: int) -> None:
         if sys.stderr.isatty():
             print(f"\rpenstock: simulating {done} of {total} ", end="", file=sys.stderr, flush=True)
+
+
+def room_for(measured: "Sizing", settings: Sequence["Setting"]) -> str:
+    """Cache that each has if servers of all of them run at once; nothing where the machine is too small for that."""
+    if not measured.free_bytes:
+        return NO_MEMORY
+    share = int(SHARED_FRACTION * measured.free_bytes) // len(settings)
+    room = share - measured.weight_bytes - measured.workspace_bytes - SERVER_BYTES
+    most = max(one.sizing(measured).kv_bytes for one in settings)
+    longest = measured.max_context * measured.block_bytes // measured.block_size
+    asked = [one.sizing(measured).kv_bytes for one in settings if one.kv_memory]
+    return f"{min(room, most) >> 20}MiB" if room >= max(min(longest, most), *asked, 1) else ""
 
 
 def doubts_of(live: "LiveContest") -> list[str]:
@@ -322,7 +383,7 @@ def report(tuned: "Tuned", path: Path) -> None:
 
     print(f"load        {printable(tuned.load)}; {tuned.slo}")
     print(f"simulated   {tuned.num_simulated} settings in {tuned.simulated_s:.1f} s, {tuned.measured_s:.0f} s in all")
-    rows: list[tuple[Any, ...]] = [("default", "", percent(tuned.default_good), "")]
+    rows: list[tuple[Any, ...]] = [("default", percent(tuned.default_predicted), percent(tuned.default_good), "")]
     for one in tuned.tried:
         label = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in one.changes.items())
         rows.append((label, percent(one.predicted), percent(one.measured), one.words))

@@ -5,17 +5,16 @@ import re
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import IO
 
 from penstock.config import ModelConfig
 from penstock.console.args import arguments_of
 from penstock.errors import EngineError
 from penstock.metrics.summary import Slo
+from penstock.service.upstream.ask import is_ready
 from penstock.service.upstream.endpoint import endpoint_of
 from penstock.tools.bench.client.counters import Counters
 from penstock.tools.bench.client.http import Client
@@ -31,7 +30,9 @@ from penstock.tools.tune.turns import Contest
 START_S = 300.0
 IDLE_S = 0.4
 """How long nothing is asked before a round, to see what others use of the machine."""
-WARM_UP = 6
+WARM_UP, WARM_UP_TOKENS = 6, 8
+NUM_FIRST_ROUNDS, NUM_LAST = 2, 2
+"""Rounds with all contenders; from then on so many of them, the best, are measured."""
 ADDRESS = re.compile(r"http://[^\s/]+")
 
 PlanOf = Callable[[int, str], TrafficPlan]
@@ -44,6 +45,10 @@ class LiveServer:
 
     setting: Setting
     model: ModelConfig
+    kv_memory: str = ""
+    """Of the cache, where several servers share the memory."""
+    words: tuple[str, ...] = ()
+    """Further flags."""
     process: "subprocess.Popen[str] | None" = None
     url: str = ""
     client: Client | None = None
@@ -52,6 +57,8 @@ class LiveServer:
 
     def start(self) -> None:
         words = [*arguments_of(self.model), "--port", "0", "--no-tuned", "--log-level", "warning", *self.setting.flags]
+        words += ["--kv-memory", self.kv_memory] if self.kv_memory and not self.setting.kv_memory else []
+        words += self.words
         self.process = subprocess.Popen(
             [sys.executable, "-m", "penstock", "serve", *words],
             stdout=subprocess.PIPE,
@@ -71,12 +78,13 @@ class LiveServer:
                 raise EngineError(f"a server with {self.setting.label} did not become ready")
             time.sleep(0.2)
 
+    async def open(self) -> None:
+        await asyncio.to_thread(self.start)
+        self.client = Client(endpoint_of(self.url))
+        self.target = await find_target(self.client, "", "completions", f"tune {self.setting.label}")
+
     def _is_ready(self) -> bool:
-        try:
-            with urllib.request.urlopen(f"{self.url}/readyz", timeout=5.0) as response:
-                return bool(response.status == 200)
-        except (OSError, urllib.error.URLError):
-            return False
+        return is_ready(self.url, timeout_s=5.0)
 
     def stop(self) -> None:
         if self.client is not None:
@@ -117,12 +125,17 @@ class LiveContest:
         with ExitStack() as stack:
             for server in self.servers:
                 stack.callback(server.stop)
+            if self.keeps and time.monotonic() < end_s:
+                self.show(f"starting {len(self.servers)} servers")
+                await asyncio.gather(*(self._open(server) for server in self.servers))
             longest_s, number = 0.0, 0
             while not self.contest.is_over and time.monotonic() + longest_s < end_s:
                 begin_s = time.monotonic()
                 await self._round(number)
                 longest_s = max(longest_s, time.monotonic() - begin_s) if number else time.monotonic() - begin_s
                 number += 1
+                if number == NUM_FIRST_ROUNDS:
+                    self.contest.narrow(NUM_LAST)
         return self.contest
 
     async def _round(self, number: int) -> None:
@@ -140,14 +153,20 @@ class LiveContest:
                 server.stop()
         self.contest.add(values)
 
+    async def _open(self, server: LiveServer) -> None:
+        """Start it and ask it a few things, so that the first round finds it warm."""
+        await server.open()
+        asks = [
+            replace(ask, turns=tuple(replace(turn, num_answer=WARM_UP_TOKENS) for turn in ask.turns[:1]))
+            for ask in self.plan_of(0, "warm up").asks[:WARM_UP]
+        ]
+        if server.client is not None and server.target is not None:
+            await run_plan(server.client, server.target, TrafficPlan(tuple(asks)), LoadShape(users=2))
+
     async def _measure(self, server: LiveServer, number: int) -> float:
         """Share of the requests that were served in time."""
         if server.process is None:
-            await asyncio.to_thread(server.start)
-            server.client = Client(endpoint_of(server.url))
-            server.target = await find_target(server.client, "", "completions", f"tune {server.setting.label}")
-            first = self.plan_of(number, f"warm up {number}")
-            await run_plan(server.client, server.target, TrafficPlan(first.asks[:WARM_UP]), LoadShape(users=2))
+            await self._open(server)
         client, target = server.client, server.target
         if client is None or target is None:
             raise EngineError(f"the server with {server.setting.label} is gone")
