@@ -24,6 +24,8 @@ LOGGER = logging.getLogger(__name__)
 COLD = "cold"
 """Stands in the fleet for replicas that can be started: a request that finds no other waits for one."""
 DROPPED_STATUS = 1
+PENDING, PENDING_PREDICTED = 16.0, 64.0
+"""Pending requests a replica, unless asked: where misses are predicted they are no more than a net."""
 CURVE_S = 60.0
 """Between two writings of the curve of arrivals."""
 
@@ -109,7 +111,7 @@ async def _run(cluster: Cluster, ray_cluster: RayCluster) -> int:
     scaling = Scaling(
         asked.min_replicas,
         asked.max_replicas,
-        asked.pending_target,
+        asked.pending_target or (PENDING if asked.ttft_target_s is None else PENDING_PREDICTED),
         down_delay_s=asked.down_delay_s,
         interval_s=asked.look_s,
         kv_target=asked.kv_target,
@@ -167,7 +169,7 @@ class CurveFile:
         except FileNotFoundError:
             self.curve, self.served_per_s = ArrivalCurve(), 0.0
         except (OSError, ValueError, TypeError, ConfigError) as error:
-            raise ConfigError(f"--arrival-curve {path} is no curve of arrivals: {error}; name another file") from error
+            raise ConfigError(f"arrival-curve={path} is no curve of arrivals: {error}; name another file") from error
 
     def save(self, served: ServedRate) -> None:
         """Whole or not at all; what cannot be written is said and does no harm."""

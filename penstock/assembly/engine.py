@@ -351,10 +351,11 @@ def check_heads(spec: ModelSpec) -> None:
 
 
 def _adapter_bytes(config: EngineConfig, spec: ModelSpec, device: Device) -> int:
-    """Of all slots of a GPU, filled with the largest adapters; on a CPU they take memory as they come."""
+    """Of all slots of a GPU, filled with the largest adapters, and of one in float32 on its way into a slot; on a CPU they take
+    memory as they come."""
     if not config.adapter.are_served or isinstance(device, CpuDevice):
         return 0
-    return config.adapter.max_adapters * adapter_bytes(spec, rounded_rank(config.adapter.max_adapter_rank))
+    return (config.adapter.max_adapters + 2) * adapter_bytes(spec, rounded_rank(config.adapter.max_adapter_rank))
 
 
 def _draft_bytes(config: EngineConfig, spec: ModelSpec) -> int:

@@ -13,6 +13,7 @@ from penstock.runtime.execution.kv_cache import CACHE_DTYPES
 from penstock.runtime.execution.load.parameters import dummy_model
 from penstock.runtime.execution.load.quantize import quantize_fp8
 from penstock.runtime.layers.decoder import Decoder
+from penstock.runtime.layers.kinds.parts import can_record
 from penstock.runtime.models.spec import ModelSpec
 
 LOGGER = logging.getLogger(__name__)
@@ -27,7 +28,7 @@ def compile_kernels(config: EngineConfig, spec: ModelSpec, device: Device, *, wa
     Returns how many there are."""
     short = replace(spec, layers=tuple(dict.fromkeys(spec.layers)))
     network = dummy_model(short, device.torch_device, device.dtype(config.model.dtype))
-    if not isinstance(network, Decoder):
+    if not isinstance(network, Decoder) or not can_record(spec):
         return 0
     if config.model.weights == "fp8":
         quantize_fp8(network)

@@ -135,7 +135,7 @@ class PooledEngines:
             client = EngineClient(command_of(entry.source), own, hang_s=server.hang_s)
             alive_s = keep_alive_s if entry.keep_alive_s is None else entry.keep_alive_s
             resident = Resident(entry.name, 0, entry.is_pinned, alive_s)
-            served = ServedModel(client, num_tenants=server.num_tenants, resident=resident)
+            served = ServedModel(client, num_tenants=server.num_tenants, num_keys=server.num_keys, resident=resident)
             served.watermark = watermark_of(server)
             check = partial(check_files, entry.source, engine)
             opener = partial(open_text, entry.source)

@@ -136,7 +136,7 @@ class SingleEngine:
         self._phases: list[tuple[str, float]] = []
         self._client = client
         self._client.on_phase = self._on_phase
-        self._model = ServedModel(client, num_tenants=server.num_tenants)
+        self._model = ServedModel(client, num_tenants=server.num_tenants, num_keys=server.num_keys)
         self._model.watermark = watermark_of(server)
         self.front = Front(ServedModels(self._model), server, package_version())
 

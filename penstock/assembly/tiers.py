@@ -19,8 +19,8 @@ from penstock.runtime.models.spec import ModelSpec
 STAGING_BYTES = 256 << 20
 """Host memory in front of a disk, unless asked: records wait there to be written, and those just read stay a while."""
 
-COPY_THREADS = 2
-"""A copy out and one in at a time."""
+COPY_THREADS = 8
+"""Threads that wait for copies, which go one after another each way."""
 
 
 def format_of(config: EngineConfig, spec: ModelSpec, weights: Callable[[], str], runner: BlockRunner) -> bytes:
@@ -48,7 +48,7 @@ def make_tiers(
     host_bytes = STAGING_BYTES if cache.kv_host is None else bytes_of("--kv-host", cache.kv_host)
     disk = None
     if cache.kv_disk is not None:
-        disk = DiskTier(Path(cache.kv_disk).expanduser(), bytes_of("--kv-disk-size", cache.kv_disk_size))
+        disk = DiskTier(Path(cache.kv_disk).expanduser(), bytes_of("kv-disk-size", cache.kv_disk_size))
     reader = ThreadPoolExecutor(1, thread_name_prefix="kv-tiers")
     waiter = None
     if isinstance(runner, CopyingRunner):

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from penstock.errors import ConfigError
 from penstock.metrics.histogram import Histogram
@@ -14,6 +15,8 @@ _SHARES = (0.5, 0.9, 0.95, 0.99)
 @dataclass(frozen=True, slots=True)
 class Slo:
     """What a request must meet to count as good. A target that is not set asks nothing."""
+
+    SETTINGS: ClassVar[tuple[str, ...]] = ("e2e_s", "tpot_s", "ttft_s")
 
     ttft_s: float | None = None
     """Longest time to the first token, in seconds, that counts as good"""

@@ -134,6 +134,13 @@ def test_every_answer_says_that_something_is_forgotten(model: Path, forgetful: L
     ) as server:
         body = {"model": "default", "prompt": PROMPT, "max_tokens": 20, "temperature": 0.0, "ignore_eos": True}
         answer = server.post("/v1/completions", body).json()
+        short, messages = {"model": "default", "stream": False}, [{"role": "user", "content": "hi"}]
+        responses = server.post("/v1/responses", {"model": "default", "input": "hi", "max_output_tokens": 16}).json()
+        anthropic = server.post("/v1/messages", {**short, "messages": messages, "max_tokens": 4}).json()
+        ollama = server.post("/api/generate", {**short, "prompt": "hi", "options": {"num_predict": 4}}).json()
+    assert responses["usage"]["input_tokens_details"]["long_context"] == FORGETS
+    assert anthropic["usage"]["long_context"] == FORGETS
+    assert ollama["long_context"] == FORGETS
     assert answer["usage"]["prompt_tokens_details"]["long_context"] == FORGETS
     (completion,) = forgetful.generate([PROMPT], replace(GREEDY, max_tokens=20))
     assert answer["choices"][0]["text"] == completion.choices[0].text

@@ -245,5 +245,5 @@ def test_a_curve_is_kept_from_run_to_run_and_a_file_of_something_else_is_refused
     assert second_run.served_per_s == 2.5
     for wrong in ("{", "[1]", json.dumps({"per_s": [1.0]}), json.dumps({"per_s": [-1.0] * 288})):
         path.write_text(wrong)
-        with pytest.raises(ConfigError, match="--arrival-curve"):
+        with pytest.raises(ConfigError, match="arrival-curve"):
             CurveFile(path)

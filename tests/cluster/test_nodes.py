@@ -64,7 +64,7 @@ def test_a_node_is_killed_and_no_request_is_lost(nodes: Nodes, tmp_path: Path) -
 def test_what_status_reads_and_an_actor_are_lost_and_the_service_goes_on(nodes: Nodes, tmp_path: Path) -> None:
     import ray
 
-    flags = ("oracle:step_ms=5,vocab=256", "--replica-cpus", "1", "--num-blocks", "2048")
+    flags = ("oracle:step_ms=5,vocab=256", "replica-cpus=1", "--num-blocks", "2048")
     with up(tmp_path, *flags, address=nodes.cluster.address) as service:
         service.await_words("is ready on")
         ray.init(address=nodes.cluster.address, _node_ip_address=NODES[0], log_to_driver=False, logging_level="error")
@@ -96,7 +96,7 @@ def pids(words: str) -> list[int]:
 @pytest.mark.filterwarnings("ignore")
 def test_stages_of_a_replica_lie_on_two_nodes_and_a_lost_one_is_replaced(nodes: Nodes, tmp_path: Path) -> None:
     """Three nodes: one is spare, and takes the place of the one that is killed."""
-    flags = (str(model_path(DEFAULT)), "--pipeline", "2", "--nodes", "2", "--replica-cpus", "2", "--max-context", "512")
+    flags = (str(model_path(DEFAULT)), "--pipeline", "2", "--nodes", "2", "replica-cpus=2", "--max-context", "512")
     with up(tmp_path, *flags, address=nodes.cluster.address) as service:
         service.await_words("is ready on")
         assert asyncio.run(load(service.url, 20, 8, 8)) == []
@@ -119,8 +119,8 @@ def test_stages_of_a_replica_lie_on_two_nodes_and_a_lost_one_is_replaced(nodes: 
 
 @pytest.mark.filterwarnings("ignore")
 def test_replicas_follow_the_load_down_to_none_and_back(nodes: Nodes, tmp_path: Path) -> None:
-    flags = ("oracle:step_ms=20,vocab=256", "--min-replicas", "0", "--max-replicas", "3", "--pending-target", "4")
-    more = ("--down-delay-s", "3", "--replica-cpus", "1", "--num-blocks", "2048")
+    flags = ("oracle:step_ms=20,vocab=256", "--min-replicas", "0", "--max-replicas", "3", "pending-target=4")
+    more = ("down-delay-s=3", "replica-cpus=1", "--num-blocks", "2048")
     with up(tmp_path, *flags, *more, address=nodes.cluster.address) as service:
         assert asyncio.run(load(service.url, 1, 1, 20)) == [], "the first request waits for a replica"
         service.await_words("is ready on")

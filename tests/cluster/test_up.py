@@ -16,7 +16,7 @@ MODEL = "oracle:step_ms=4,vocab=256"
 
 @pytest.mark.slow
 def test_a_replica_is_lost_and_no_request_with_it(tmp_path: Path) -> None:
-    flags = (MODEL, "--min-replicas", "2", "--max-replicas", "2", "--replica-cpus", "0.5", "--num-blocks", "2048")
+    flags = (MODEL, "--min-replicas", "2", "--max-replicas", "2", "replica-cpus=0.5", "--num-blocks", "2048")
     with up(tmp_path, *flags) as service:
         service.await_words("is ready on", 2)
         assert heard_from_outside(service.process.pid) == set(), "a cluster of our own is this machine's alone"

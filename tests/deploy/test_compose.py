@@ -2,7 +2,6 @@
 
 import os
 import re
-import socket
 import subprocess
 import sys
 import time
@@ -14,7 +13,7 @@ import pytest
 import yaml
 
 from tests.deploy.test_deploy import DEPLOY
-from tests.machine import PATIENCE_S
+from tests.machine import PATIENCE_S, free_port
 from tests.server.serving import ROOT
 
 KEYS = {
@@ -36,12 +35,6 @@ def composed(*more: str) -> dict:
             volumes = [*under.get("volumes", ()), *service.get("volumes", ())]
             first["services"][name] = under | service | {"volumes": volumes}
     return first
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @contextmanager

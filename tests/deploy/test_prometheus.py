@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import socket
 import subprocess
 import time
 from contextlib import ExitStack, contextmanager
@@ -12,6 +11,7 @@ import pytest
 import yaml
 
 from tests.deploy.test_deploy import DEPLOY
+from tests.machine import free_port
 from tests.router.service import routing
 from tests.server.serving import serving, user
 
@@ -70,9 +70,7 @@ def answered(client: httpx.Client, query: str) -> bool:
 
 def prometheus(folder, key: str, routers: list[str], engines: list[str]):
     """Running, with files of its own; yields its port."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
 
     def job(name: str, urls: list[str], credentials: dict) -> dict:
         targets = [url.removeprefix("http://") for url in urls]

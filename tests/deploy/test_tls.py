@@ -10,9 +10,9 @@ import httpx
 import pytest
 
 from tests.authority import Authority
-from tests.deploy.test_compose import composed, free_port, process
+from tests.deploy.test_compose import composed, process
 from tests.deploy.test_deploy import DEPLOY, objects
-from tests.machine import PATIENCE_S, wait_until
+from tests.machine import PATIENCE_S, free_port, wait_until
 from tests.server.serving import ROOT, user
 
 MODEL = "oracle:step_ms=1"

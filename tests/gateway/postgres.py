@@ -2,12 +2,13 @@
 
 import os
 import shutil
-import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from tests.machine import free_port
 
 QUIET = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "cwd": "/"}
 
@@ -30,9 +31,7 @@ class Postgres:
         data = home / "data"
         initdb = [folder / "initdb", "-D", data, "-U", "penstock", "--auth=trust", "-N"]
         subprocess.run([*self._as_user, *initdb], check=True, **QUIET)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.port = free_port()
         self._options = f"-p {self.port} -c listen_addresses=127.0.0.1 -c unix_socket_directories={home} -c fsync=off"
         self._control = [*self._as_user, folder / "pg_ctl", "-D", data, "-w"]
         self.url = f"postgresql://penstock@127.0.0.1:{self.port}/postgres"

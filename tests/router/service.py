@@ -82,7 +82,7 @@ class Service:
     def stop(self, number: int = signal.SIGTERM) -> int:
         if self.process.poll() is None:
             os.kill(self.process.pid, number)
-        return self.process.wait(30)
+        return self.process.wait(PATIENCE_S)
 
     def metric(self, name: str) -> float:
         with self.http() as http:
@@ -115,7 +115,7 @@ def service(
 def routing(*flags: str, servers: list[Server] | None = None, **environment: str) -> Iterator[Service]:
     with tempfile.TemporaryDirectory() as folder:
         errors = Path(folder) / "errors"
-        command = [sys.executable, "-m", "penstock", "route", "--port", "0", "--probe-s", "0.1", *flags]
+        command = [sys.executable, "-m", "penstock", "route", "--port", "0", "probe-s=0.1", *flags]
         with errors.open("w") as file:
             process = subprocess.Popen(
                 command, cwd=ROOT, stdout=subprocess.PIPE, stderr=file, text=True, env={**os.environ, **environment}

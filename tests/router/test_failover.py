@@ -19,7 +19,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptio
 
 @pytest.fixture(scope="module")
 def pair() -> Iterator[Service]:
-    with service("--policy", "round-robin", "--slow-start-s", "0") as running:
+    with service("--policy", "round-robin", "slow-start-s=0") as running:
         yield running
 
 
@@ -100,7 +100,7 @@ def test_an_unseeded_answer_goes_on_too(pair):
 def test_a_server_killed_whole_loses_nothing_either():
     """Neither a stream nor the many whole answers under way, more than there are retries in the budget."""
     with (
-        service("--policy", "round-robin", "--slow-start-s", "0") as pair,
+        service("--policy", "round-robin", "slow-start-s=0") as pair,
         pair.http() as http,
         ThreadPoolExecutor(32) as threads,
     ):

@@ -87,10 +87,10 @@ def test_prefill_replicas_come_with_long_prompts_beside_answers_and_go_without_t
     assert wanted_prefills(busy._replace(kv_fraction=3.9), 0) == 0, "answers need the memory of all"
 
 
-def offering(name: str, fleet: LiveFleet) -> LiveReplica:
-    replica = fleet.add(name, "http://127.0.0.1:1")
+def offering(name: str, fleet: LiveFleet, host: str = "127.0.0.1", device: str | None = None) -> LiveReplica:
+    replica = fleet.add(name, f"http://{host}:1")
     fleet.set_state(replica, ReplicaState.READY, 0.0)
-    fleet.learn_offer(replica, BlockOffer("both", 4000, "0" * 32, 65_536, 16, name, 4000.0, 1e9))
+    fleet.learn_offer(replica, BlockOffer("both", 4000, "0" * 32, 65_536, 16, device or name, 4000.0, 1e9))
     return replica
 
 
@@ -133,3 +133,17 @@ def test_roles_follow_the_load_one_replica_at_a_time() -> None:
     for second in range(41, 200):
         tuner.note("", 0.001, float(second))
     assert not [one for one in replicas if one.only_prefills], "nothing is delayed any more"
+
+
+@pytest.mark.parametrize("hosts", [("one", "one", "one"), ("one", "two", "three")])
+def test_devices_of_one_name_on_several_machines_are_several(hosts: tuple[str, ...]) -> None:
+    """Where all replicas compute on one device, nobody gains by another role."""
+    fleet = LiveFleet()
+    replicas = [offering(name, fleet, host, "cuda:0") for name, host in zip("abc", hosts, strict=True)]
+    tuner = RoleTuner(fleet, period_s=10.0)
+    for replica in replicas:
+        for _ in range(16):
+            fleet.begin(replica, 0, 0.0)
+    for second in range(12):
+        tuner.note("", 0.6, float(second))
+    assert sum(one.role == "prefill" for one in replicas) == (len(set(hosts)) > 1)

@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -86,7 +87,7 @@ def fleet() -> Iterator[Fleet]:
         patch.setenv("PENSTOCK_REPLICA_KEY", KEY)
         roles = [serving(*FLAGS, "--role", role, model=MODEL, is_real=True) for role in ("prefill", "decode")]
         prefill, decode = started_together(stack, roles)
-        flags = ("--policy", "prefix-reported", "--handover", "always", "--slow-start-s", "0", "--wait-s", "120")
+        flags = ("--policy", "prefix-reported", "--handover", "always", "slow-start-s=0", "wait-s=120")
         urls = [word for server in (prefill, decode) for word in ("--replica", server.url)]
         router = stack.enter_context(routing(*urls, *flags, servers=[prefill, decode], PENSTOCK_REPLICA_KEY=KEY))
         made = Fleet(router, prefill, decode, alone)
@@ -165,3 +166,51 @@ def test_nobody_notices_engines_that_are_killed(fleet: Fleet) -> None:
         over.set()
         killer.join()
     assert len(kills) >= 4
+
+
+@pytest.mark.slow
+def test_a_replica_changes_its_role_under_load_and_nothing_is_lost() -> None:
+    """Three replicas for both, each at an address of its own; long prompts come beside answers until one of them computes
+    prompts alone. Every answer, before, meanwhile and after, is what one server says."""
+    with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
+        alone = stack.enter_context(serving(*FLAGS, model=MODEL))
+        patch.setenv("PENSTOCK_REPLICA_KEY", KEY)
+        hosts = [("--role", "both", "--host", f"127.0.0.{number}") for number in (1, 2, 3)]
+        replicas = started_together(stack, [serving(*FLAGS, *host, model=MODEL, is_real=True) for host in hosts])
+        flags = ("--policy", "prefix-reported", "--handover", "retune", "--slow-start-s", "0", "--wait-s", "120")
+        urls = [word for server in replicas for word in ("--replica", server.url)]
+        router = stack.enter_context(routing(*urls, *flags, servers=replicas, PENSTOCK_REPLICA_KEY=KEY))
+        fleet = Fleet(router, replicas[0], replicas[1], alone)
+
+        def has_changed() -> bool:
+            with router.http() as http:
+                return any(one["role"] == "prefill" for one in http.get("/router/replicas").json()["replicas"])
+
+        def ask(seed: int) -> None:
+            is_long = not seed % 4
+            size, num_tokens = (2500, 4) if is_long else (200, 120)
+            fleet.same("/v1/completions", {"prompt": text(seed, size), "max_tokens": num_tokens, "temperature": 0})
+
+        end_s, is_over = time.monotonic() + PATIENCE_S, threading.Event()
+
+        def go_on(client: int) -> int:
+            """One question after the other, 36 more once a replica has changed."""
+            count = 0
+            while not is_over.is_set():
+                ask(client + 12 * count)
+                count += 1
+            for more in range(3):
+                ask(client + 12 * (count + more))
+            return count
+
+        with ThreadPoolExecutor(12) as clients:
+            asking = [clients.submit(go_on, client) for client in range(12)]
+            try:
+                while not has_changed():
+                    assert time.monotonic() < end_s, "no replica has changed its role"
+                    assert not any(one.done() for one in asking), "an answer is not what one server says"
+                    time.sleep(0.2)
+            finally:
+                is_over.set()
+            assert sum(one.result() for one in asking) > 12
+        assert router.metric("penstock_router_handovers_total") > 0

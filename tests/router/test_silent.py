@@ -179,7 +179,7 @@ def test_a_replica_that_tells_nothing_of_its_requests_is_looked_at_before_the_ne
 
 def test_a_stream_whose_engine_hangs_moves_to_a_free_replica():
     """However long it is until the next probe is due."""
-    flags = ("--policy", "round-robin", "--slow-start-s", "0", "--probe-s", "30")
+    flags = ("--policy", "round-robin", "slow-start-s=0", "probe-s=30")
     with service(*flags, model="oracle:step_ms=20") as pair, pair.http() as http:
         calm, _ = spoken(http, "/v1/completions", STREAMS["/v1/completions"])
         stopped: list[int] = []

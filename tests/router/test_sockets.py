@@ -29,7 +29,7 @@ LONG = {"prompt": "x", "max_tokens": 400, "ignore_eos": True}
 
 @pytest.fixture(scope="module")
 def pair() -> Iterator[Service]:
-    with service("--policy", "round-robin", "--slow-start-s", "0", "--api-key", KEY) as running:
+    with service("--policy", "round-robin", "slow-start-s=0", "--api-key", KEY) as running:
         yield running
 
 

@@ -37,7 +37,7 @@ LEFT_OUT = (EVENTS_PATH, "/bills")
 
 @pytest.fixture(scope="module")
 def pair() -> Iterator[Service]:
-    with service("--policy", "round-robin", "--slow-start-s", "0") as running:
+    with service("--policy", "round-robin", "slow-start-s=0") as running:
         yield running
 
 

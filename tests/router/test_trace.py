@@ -20,7 +20,7 @@ def test_a_request_is_one_trace_from_its_caller_to_the_engine_that_went_on_with_
         for wire in wires:
             stack.callback(wire.close)
         replicas = [word for wire in wires for word in ("--replica", f"http://127.0.0.1:{wire.port}")]
-        flags = (*replicas, *telling, "--policy", "round-robin", "--slow-start-s", "0")
+        flags = (*replicas, *telling, "--policy", "round-robin", "slow-start-s=0")
         service = stack.enter_context(routing(*flags, servers=servers))
         body = {"messages": user(SECRET), "max_tokens": 60, "temperature": 0}
         with service.http(headers=PARENT) as http:

@@ -11,6 +11,7 @@ from tests.server.serving import Server, user
 
 LEAKS = re.compile(r"0x[0-9a-f]{6,}|Traceback|/home/|/root/|/work/|site-packages|\.py\b|penstock-\w+/|test-key")
 SLOW = ("/app/v1/events", "/app/v1/simulate", "/app/v1/plan", "/app/v1/bench", "/app/v1/machine", "/app/v1/blocks")
+SLOW += ("/app/v1/profile",)
 """What goes on for ever, or for long: tested by themselves."""
 ADAPTERS = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/cache/sessions")
 """Of a server with adapters or tiers: tests/adapters and tests/engine/tiers have bad input for them."""

@@ -6,7 +6,8 @@ import time
 import pytest
 
 from penstock.runtime.core.request import Request, SamplingParams
-from penstock.service.server.http.admission import CACHE_TURNS, EXPECTED_ANSWER, SHED_FROM, Admission
+from penstock.service.edge.access import ROUTER
+from penstock.service.server.http.admission import CACHE_TURNS, EXPECTED_ANSWER, SHED_FROM, WINDOW_S, Admission
 from penstock.service.server.http.faults import ApiError
 from tests.server.serving import idle_client
 
@@ -51,6 +52,36 @@ def test_when_to_come_back_follows_from_how_many_leave_the_queue() -> None:
         admission.drain.add(now - 2.0 + number / 10)
     assert before == 1, "nothing has moved: soon is the only guess"
     assert 3 <= admission.retry_after_s() <= 6, "40 wait and 10 a second leave"
+
+
+def test_a_queue_that_stands_calls_nobody_back_at_once() -> None:
+    """Answers that all take longer than the window end together: meanwhile nothing leaves, and soon would be a lie."""
+    admission = filled(0, 1.0)
+    now = time.monotonic()
+    admission.drain.rest(now - 3600.0)
+    admission.enter("")
+    for number in range(3):
+        admission._client.submit(Request(request_id=number, prompt=(1,)))
+    assert admission.retry_after_s() == 1, "an hour without clients is no hour of standing"
+    admission.drain.add(now - WINDOW_S - 10.0)
+    assert 60 <= admission.retry_after_s() <= 66, "three wait, none began for 20 s"
+
+
+def test_a_router_with_one_key_fills_every_place_and_a_second_key_has_half() -> None:
+    admission = Admission(idle_client(max_waiting=6, max_sequences=4), num_tenants=0, chance=lambda: 1.0)
+    for _ in range(10):
+        admission.enter("key-0")
+    for _ in range(6):
+        admission.leave("key-0")
+    admission.enter(ROUTER)
+    admission.enter("key-0")
+    admission.enter("key-1")
+    with pytest.raises(ApiError, match="this key has as many"):
+        admission.enter("key-0")
+    for _ in range(3):
+        admission.enter("key-1")
+    with pytest.raises(ApiError, match="10 requests are being served"):
+        admission.enter("key-1")
 
 
 def test_a_cache_that_is_asked_for_many_times_over_takes_no_more() -> None:

@@ -5,7 +5,6 @@ import os
 import re
 import resource
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.machine import PATIENCE_S, free_port
 from tests.server.serving import ROOT, Server, oracle_text, serving
 
 SIZE = resource.RLIMIT_FSIZE
@@ -78,8 +78,7 @@ def test_nobody_has_to_read_what_is_printed(kind: str) -> None:
     os.close(reader)
     full = os.open("/dev/full", os.O_WRONLY)
     streams = {"full": (full, full), "closed pipe": (writer, writer), "no stderr": (subprocess.DEVNULL, None)}[kind]
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     process = start(port, *streams)
     url = f"http://127.0.0.1:{port}"
     try:
@@ -92,7 +91,7 @@ def test_nobody_has_to_read_what_is_printed(kind: str) -> None:
             metrics = http.get(url + "/metrics").text
             assert re.search(r"penstock_log_lines_lost_total\{[^}]*\} \d", metrics)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0
+        assert process.wait(PATIENCE_S) == 0
     finally:
         process.kill()
         process.wait()

@@ -311,8 +311,7 @@ def test_an_unwritable_error_stream_stops_nothing():
                 "0",
                 "--num-blocks",
                 "64",
-                "--hang-s",
-                "1",
+                "hang-s=1",
             ],
             cwd=ROOT,
             stdout=subprocess.PIPE,
@@ -331,7 +330,7 @@ def test_an_unwritable_error_stream_stops_nothing():
                     break
             assert response.status_code == 200
             process.send_signal(signal.SIGTERM)
-            assert process.wait(30) == 0
+            assert process.wait(PATIENCE_S) == 0
         finally:
             process.kill()
             process.wait()

@@ -192,7 +192,7 @@ def test_unknown_fields_are_named_or_refused_as_the_operator_likes(server: Serve
     _, path, body = BODIES["chat"]
     assert server.post(path, body | {"colour": 1}).headers["x-penstock-ignored"] == "colour"
     assert server.post(path, body | {"a\x00\r\nb: é": 1}).headers["x-penstock-ignored"] == "a???b: ?"
-    with serving("--strict") as strict:
+    with serving("strict=true") as strict:
         error = strict.post(path, body | {"colour": 1}).json()["error"]
         assert (error["code"], error["param"]) == ("unsupported_parameter", "colour")
         assert strict.post(path, body).status_code == 200

@@ -136,7 +136,7 @@ def test_pages_from_elsewhere_may_not_write(http: httpx.Client) -> None:
 
 
 def test_an_allowed_page_may(tmp_path: Path) -> None:
-    with serving("--allowed-origin", "https://app.example", "--record", str(tmp_path / "trace")) as running:
+    with serving("allowed-origin=https://app.example", "--record", str(tmp_path / "trace")) as running:
         headers = {"origin": "https://app.example"}
         response = running.post("/v1/completions", {"prompt": "secret words", "max_tokens": 3}, headers=headers)
         assert response.headers["access-control-allow-origin"] == "https://app.example"

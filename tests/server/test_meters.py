@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from prometheus_client import parser
 
-from tests.machine import PATIENCE_S
+from tests.machine import PATIENCE_S, wait_until
 from tests.server.ledger import Ledger, mixed_load
 from tests.server.serving import Server, render, serving, user
 
@@ -46,7 +46,7 @@ def test_a_call_that_waits_is_told_its_place_and_its_prompt_s_progress() -> None
     async def session(running: Server) -> list[dict[str, object]]:
         ledger = Ledger()
         load = asyncio.create_task(mixed_load(running, ledger, 2, in_flight=2, seed=1, tokens=25))
-        await asyncio.sleep(0.2)
+        await asyncio.to_thread(wait_until, lambda: running.metric("vllm:num_requests_waiting") == 1)
         body = {
             "messages": user("long " * 400),
             "max_tokens": 1,
@@ -100,7 +100,7 @@ def test_the_page_of_routes_stands_alone(server: Server) -> None:
 
 
 def test_the_signals_that_operators_expect_are_there_and_add_up() -> None:
-    with serving("--price-per-hour", "3.6") as server:
+    with serving("price-per-hour=3.6") as server:
         for _ in range(3):
             server.post("/v1/completions", {"prompt": "x", "max_tokens": 10, "ignore_eos": True}).raise_for_status()
         text = server.get("/metrics").text

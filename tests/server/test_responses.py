@@ -144,7 +144,7 @@ def test_a_response_is_forgotten_after_its_time(tmp_path: Path) -> None:
     with serving(*flags) as first, first.sdk() as sdk:
         made = sdk.responses.create(input="remember", **ASKED)
         assert sdk.responses.retrieve(made.id).id == made.id
-    with serving(*flags, "--retention-days", "1e-9") as second, second.sdk() as sdk:
+    with serving(*flags, "retention-days=1e-9") as second, second.sdk() as sdk:
         deadline_s = time.monotonic() + PATIENCE_S
         while made.id in _retrievable(sdk, made.id):
             assert time.monotonic() < deadline_s, "it is still there"

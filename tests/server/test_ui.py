@@ -9,8 +9,10 @@ from typing import Any
 import httpx
 import pytest
 
+from penstock.metrics.exposition import Counter
 from penstock.runtime.engine.client import StepView
 from penstock.service.server.ui.ledger import RequestLedger, RequestRecord
+from penstock.service.server.ui.power import PowerMeter
 from penstock.service.server.ui.utilisation import (
     RequestMix,
     StepTimes,
@@ -20,7 +22,7 @@ from penstock.service.server.ui.utilisation import (
     queue_of,
     step_times,
 )
-from tests.machine import PATIENCE_S
+from tests.machine import PATIENCE_S, wait_until
 from tests.server.serving import KEY, Server, serving, user
 
 ADMIN_KEY = "an-admin-key-of-some-length"
@@ -178,7 +180,7 @@ def test_a_page_may_load_only_servers_that_the_operator_named(server: Server) ->
     refused = server.post("/app/v1/bench", body)
     assert refused.status_code == 403
     assert refused.json()["error"]["code"] == "target_not_allowed"
-    with serving("--bench-target", server.url) as other:
+    with serving(f"bench-target={server.url}") as other:
         assert other.get("/app/v1/about").json()["bench_targets"] == [server.url]
         flags = {"concurrency": 1, "num-requests": 4, "prompts": "20", "answers": "4"}
         name, report = events(other, {"flags": flags, "target": server.url}, "/app/v1/bench")[-1]
@@ -230,6 +232,9 @@ def test_a_machine_is_not_measured_while_answers_are_written(tmp_path: Path, mon
             refused = server.post("/app/v1/machine", {})
             assert (refused.status_code, refused.json()["error"]["code"]) == (409, "server_busy")
             assert server.post("/app/v1/machine", {"measures": False}).json() is None
+            refused = server.post("/app/v1/profile", {"flags": {"batch": 2}})
+            assert (refused.status_code, refused.json()["error"]["code"]) == (409, "server_busy")
+            assert server.post("/app/v1/profile", {"flags": {"model": "x"}}).status_code == 400
 
 
 def test_several_chats_travel_over_one_connection(server: Server) -> None:
@@ -294,3 +299,33 @@ def test_littles_law_holds_in_the_one_window_that_all_figures_are_of() -> None:
 
 def record(number: int, arrival_s: float, end_s: float | None) -> RequestRecord:
     return RequestRecord(number, "", "", 10, 1, arrival_s, arrival_s, arrival_s, arrival_s, None, end_s, end_s, 8)
+
+
+def test_watts_are_the_change_of_energy() -> None:
+    joules = iter([100.0, 130.0, 160.0])
+
+    def metrics() -> list[Counter]:
+        counter = Counter("penstock_gpu_energy_joules", "Energy")
+        counter.add(next(joules))
+        return [counter]
+
+    meter = PowerMeter(metrics, 2.5)
+    assert meter.view(0.0) == {"watts": None, "dollars_per_hour": 2.5}
+    meter.view(1.0)  # too soon for another reading
+    assert meter.view(3.0)["watts"] == 10.0
+    assert meter.view(6.0)["watts"] == 10.0
+    assert PowerMeter(list, None).view(0.0) == {"watts": None, "dollars_per_hour": None}
+
+
+@pytest.mark.slow
+def test_a_page_is_told_where_the_time_of_a_step_goes() -> None:
+    with serving(model="default", is_real=True) as server:
+        wait_until(lambda: server.get("/readyz").status_code == 200)
+        found = server.post("/app/v1/profile", {"flags": {"batch": 2, "context": 64}}, timeout=PATIENCE_S).json()
+    assert found["shape"] == {"batch": 2, "context": 64, "prompt": 0}
+    assert found["floor_s"] > 0.0
+    assert found["step_s"] > 0.0
+    assert {"attention"} < {part["kind"] for part in found["parts"]}
+    starts = [start_s for _, _, start_s, _, _ in found["timeline"]]
+    assert starts == sorted(starts)
+    assert starts[0] == 0.0

@@ -136,8 +136,11 @@ class Controller:
         traffic = self.traffic
         kv_fraction = sum(traffic.kv_fraction(name) for name in ready) / max(len(ready), 1)
         num_waiting = traffic.num_waiting + sum(traffic.num_queued(name) for name in ready)
-        served_per_s = self.served.note(traffic.num_served, len(ready), now, is_full=num_waiting > len(ready))
-        num_arrived = traffic.num_served + traffic.num_waiting + sum(traffic.num_pending(name) for name in ready)
+        num_pending = sum(traffic.num_pending(name) for name in ready)
+        served_per_s = self.served.note(
+            traffic.num_served, len(ready), now, is_full=num_waiting > len(ready), num_pending=num_pending
+        )
+        num_arrived = traffic.num_served + traffic.num_waiting + num_pending
         expected_per_s = 0.0
         if self.curve is not None:
             unix_s = self.unix_clock()

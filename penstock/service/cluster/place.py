@@ -125,7 +125,7 @@ class RayCluster:
             ray.shutdown()
             raise ConfigError(
                 f"a replica takes {num_cpus:g} processors and {num_gpus:g} GPUs of one node, and the largest has {most:g} and "
-                f"{most_gpus:g}; lower --tensor, --replica-cpus or --replica-gpus"
+                f"{most_gpus:g}; lower --tensor, replica-cpus or replica-gpus"
             )
         if num_nodes > self.num_nodes():
             found = self.num_nodes()

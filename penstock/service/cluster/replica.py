@@ -12,13 +12,13 @@ import sys
 import tempfile
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections import deque
 from pathlib import Path
 from typing import NamedTuple
 
 import ray
+
+from penstock.service.upstream.ask import is_ready
 
 COMMAND = (sys.executable, "-m", "penstock.service.cluster.server_process")
 MAX_LINES = 40
@@ -101,11 +101,7 @@ class ReplicaActor:
             return None
 
     def _is_ready(self) -> bool:
-        try:
-            with urllib.request.urlopen(f"http://{self._host}:{self._port}/readyz", timeout=LOOK_S) as answer:
-                return bool(answer.status == 200)
-        except (urllib.error.URLError, OSError):
-            return False
+        return is_ready(f"http://{self._host}:{self._port}", timeout_s=LOOK_S)
 
     def _parts(self) -> tuple[tuple[str, float], ...]:
         """The server's own account of its start, and what came before it."""

@@ -91,7 +91,7 @@ class Access:
             raise forbidden("this host name is not allowed; allow it with --allowed-host", "host_not_allowed")
         origin = headers.get(b"origin")
         if origin and method not in SAFE_METHODS and not self._is_known(origin, host or b""):
-            message = "pages of this origin may not call us; allow it with --allowed-origin"
+            message = "pages of this origin may not call us; allow it with allowed-origin"
             raise forbidden(message, "origin_not_allowed")
 
     def tenant(self, method: str, path: str, headers: HeaderMap) -> str:

@@ -115,9 +115,10 @@ def waiting_cost(load: RoleLoad, num_prefill: int) -> float:
 
 
 def wanted_prefills(load: RoleLoad, num_now: int) -> int:
-    """Of replicas that could do either, how many should compute prompts alone; as many as now where little is to gain."""
+    """Of replicas that could do either, how many should compute prompts alone; as many as now where little is to gain. One that
+    gains nothing does either again."""
     if load.num_replicas < 2:
         return 0
     best = min(range(load.num_replicas), key=lambda count: waiting_cost(load, count))
-    is_better = waiting_cost(load, best) < (1.0 - RETUNE_GAIN) * waiting_cost(load, num_now)
-    return best if is_better else num_now
+    gain = 0.0 if best < num_now else RETUNE_GAIN
+    return best if waiting_cost(load, best) < (1.0 - gain) * waiting_cost(load, num_now) else num_now

@@ -41,7 +41,7 @@ class Decision(msgspec.Struct):
 
 class DecisionLog:
     def __init__(self, path: Path) -> None:
-        self._file = LineFile(path, "--route-log")
+        self._file = LineFile(path, "route-log")
         self._encoder = msgspec.json.Encoder()
 
     def write(

@@ -43,6 +43,7 @@ from penstock.service.server.jobs.bills import Bills
 from penstock.service.server.pool.hold import hold
 from penstock.service.server.pool.pool import ModelPool
 from penstock.service.server.served import MAX_CHARACTERS_PER_TOKEN, ServedModel, ServedModels, loading
+from penstock.service.server.ui.power import PowerMeter
 from penstock.service.server.ui.refusals import RefusalLog
 from penstock.service.server.ui.tools import Tools
 
@@ -98,6 +99,9 @@ class Front:
         self.tracer: SpanTracer | None = None
         self.machine_metrics: Callable[[], list[Metric]] | None = None
         """What the machine says of itself, told with everything else."""
+        self.power = PowerMeter(
+            lambda: self.machine_metrics() if self.machine_metrics is not None else [], config.price_per_hour
+        )
         self.http_responses = Counter("penstock_http_responses", "Answers sent, by route and status")
         self.is_draining = False
         self._start_s = time.monotonic()
@@ -290,7 +294,7 @@ class Front:
         """What was spent since the start, and what 1,000 generated tokens came to, where an hour has a price."""
         if self.config.price_per_hour is None:
             return []
-        spent = Counter("penstock_cost_dollars", "Dollars spent since the start, by --price-per-hour")
+        spent = Counter("penstock_cost_dollars", "Dollars spent since the start, by price-per-hour")
         spent.add(self.config.price_per_hour / 3600.0 * (time.monotonic() - self._start_s))
         num_tokens = sum(model.meters.output_tokens.total for model in self.models)
         each = 1000.0 * spent.total / num_tokens if num_tokens else 0.0

@@ -39,11 +39,13 @@ LATEST = ":latest"
 class ServedModel:
     """Made before its engine is ready; `text` is given when it is. Lives on one event loop."""
 
-    def __init__(self, client: EngineClient, *, num_tenants: int, resident: Resident | None = None) -> None:
+    def __init__(
+        self, client: EngineClient, *, num_tenants: int, num_keys: int = 0, resident: Resident | None = None
+    ) -> None:
         """`resident` is where it stands as one of several that come and go; None for one that is always there."""
         self.client = client
         self.resident = resident
-        self.admission = Admission(client, num_tenants=num_tenants)
+        self.admission = Admission(client, num_tenants=num_keys)
         self.meters = Meters(client, self.admission)
         self.blocks = BlockIndex(client)
         self.pins = PinLedger(num_tenants=num_tenants)

@@ -21,7 +21,7 @@ OURS = ("/app/", "/livez", "/readyz", "/health", "/metrics", "/version", "/docs"
 HEAD = """# What is supported, by dialect
 
 Made by `python -m penstock.service.server.support`; a test holds it to the code. Fields that stand nowhere here are ignored,
-and named in the answer's `x-penstock-ignored` header; `--strict` refuses them. Judge any server with `penstock conform URL`.
+and named in the answer's `x-penstock-ignored` header; `strict=true` refuses them. Judge any server with `penstock conform URL`.
 """
 
 

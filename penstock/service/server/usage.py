@@ -42,6 +42,11 @@ def usage_of(call: Call) -> Usage:
     )
 
 
+def what_is_forgotten(call: Call) -> dict[str, str]:
+    """Which part of a text the engine keeps, where it forgets: a member of every dialect's usage."""
+    return {"long_context": call.long_context} if call.long_context else {}
+
+
 def _written(call: Call) -> tuple[tuple[float, int], ...]:
     """Tokens that were to be kept and had not been found: each counts for the first pin that covers it."""
     written = []

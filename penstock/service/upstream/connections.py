@@ -5,6 +5,7 @@ in one read are handed over as one.
 """
 
 import asyncio
+import socket
 import ssl
 import time
 from collections.abc import Callable
@@ -189,12 +190,18 @@ class ConnectionPool:
             connection.close()
         return None
 
-    async def connect(self, timeout_s: float | None = CONNECT_S) -> UpstreamConnection:
-        """A fresh one. Raises OSError (TimeoutError is one)."""
+    async def connect(
+        self, timeout_s: float | None = CONNECT_S, connected: socket.socket | None = None
+    ) -> UpstreamConnection:
+        """A fresh one, over a socket that is connected already if there is one. Raises OSError (TimeoutError is one)."""
+        host = self.endpoint.host
+        where: dict[str, Any] = {"host": host, "port": self.endpoint.port}
+        if connected is not None:
+            where = {"sock": connected, "server_hostname": host if self._tls is not None else None}
         async with asyncio.timeout(timeout_s):
             tls = self._tls() if self._tls is not None else None
             _, made = await asyncio.get_running_loop().create_connection(
-                lambda: UpstreamConnection(self), self.endpoint.host, self.endpoint.port, ssl=tls
+                lambda: UpstreamConnection(self), ssl=tls, **where
             )
         return made
 

@@ -3,6 +3,8 @@
 One replica changes at a time, and only once what it is doing has ended.
 """
 
+from urllib.parse import urlsplit
+
 from penstock.service.router.fleet import LiveFleet, LiveReplica
 from penstock.service.router.handover import FETCHED_BYTES_S, RoleLoad, wanted_prefills
 
@@ -20,6 +22,8 @@ class RoleTuner:
         self._sums: dict[str, float] = {}
         """By model, seconds of computing the prompts of this period."""
         self._rates: dict[str, float] = {}
+        self._answers: dict[str, list[int]] = {}
+        """By model, answers in progress whenever a prompt was sent in this period: a single look may fall into a pause."""
         self._begun_s: float | None = None
 
     def note(self, model: str, prompt_s: float, now: float) -> None:
@@ -27,15 +31,18 @@ class RoleTuner:
         if self._begun_s is None:
             self._begun_s = now
         self._sums[model] = self._sums.get(model, 0.0) + prompt_s
+        answering = [one for one in self._fleet.serving(model) if one.offer is not None and not one.only_prefills]
+        self._answers.setdefault(model, []).append(sum(map(_pending, answering)))
         elapsed_s = now - self._begun_s
         if elapsed_s >= self._period_s:
             for name, seconds in self._sums.items():
                 latest = seconds / elapsed_s
                 self._rates[name] = NEWS * latest + (1.0 - NEWS) * self._rates.get(name, latest)
-                self._retune(name, self._rates[name], now)
+                answers = self._answers.pop(name, [0])
+                self._retune(name, self._rates[name], sum(answers) / len(answers), now)
             self._sums, self._begun_s = dict.fromkeys(self._sums, 0.0), now
 
-    def _retune(self, model: str, prompt_s: float, now: float) -> None:
+    def _retune(self, model: str, prompt_s: float, num_answers: float, now: float) -> None:
         movable = [one for one in self._fleet.serving(model) if one.offer is not None and one.offer.role == "both"]
         if any(one.is_turning for one in movable):
             return
@@ -44,15 +51,16 @@ class RoleTuner:
         others = [one for one in ready if not one.only_prefills]
         if not others:
             return
-        wanted = wanted_prefills(_load(ready, others, prompt_s), len(prefills))
+        wanted = wanted_prefills(_load(ready, others, prompt_s, num_answers), len(prefills))
         if wanted > len(prefills):
             self._fleet.assign(min(others, key=_pending), "prefill")
         elif wanted < len(prefills):
             self._fleet.assign(min(prefills, key=_pending), "both")
 
 
-def _load(ready: list[LiveReplica], others: list[LiveReplica], prompt_s: float) -> RoleLoad:
+def _load(ready: list[LiveReplica], others: list[LiveReplica], prompt_s: float, num_answers: float) -> RoleLoad:
     offers = [one.offer for one in ready if one.offer is not None]
+    places = {(one.offer.device, urlsplit(one.url).hostname) for one in ready if one.offer is not None}
     ratios = [
         one.block_bytes / one.block_size / (one.fetched_bytes_s or FETCHED_BYTES_S) * one.prompt_tokens_s
         for one in offers
@@ -60,10 +68,10 @@ def _load(ready: list[LiveReplica], others: list[LiveReplica], prompt_s: float) 
     return RoleLoad(
         len(ready),
         prompt_s,
-        sum(one.num_pending for one in others),
+        num_answers,
         sum(one.kv_usage_fraction for one in others),
         max(ratios, default=0.0),
-        is_shared=len({one.device for one in offers}) == 1 and len(offers) > 1 and offers[0].device != "",
+        is_shared=len(places) == 1 and len(offers) > 1 and offers[0].device != "",
     )
 
 

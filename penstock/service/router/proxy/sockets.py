@@ -115,7 +115,7 @@ class RelayedSocket:
         elif len(self._pending) >= MAX_PENDING:
             self._forget()
             self._give_up()
-            self._close(POLICY, "too many requests ahead")
+            self._close(POLICY, f"more than {MAX_PENDING} requests were sent ahead")
         elif not self._is_draining:
             self._keep(body, len(data))
 

@@ -27,7 +27,7 @@ from penstock.service.server.http import sse
 from penstock.service.server.http.call import Call
 from penstock.service.server.http.faults import ApiError
 from penstock.service.server.http.relay import random_hex
-from penstock.service.server.usage import usage_of
+from penstock.service.server.usage import usage_of, what_is_forgotten
 from penstock.service.server.writer import LENGTH, TOOL_CALLS, Piece
 
 _SIGNING_KEY = secrets.token_bytes(32)
@@ -120,6 +120,7 @@ class MessageEncoder:
             },
             "output_tokens": usage.num_output if self._shows_answer else 0,
             "output_tokens_details": {"thinking_tokens": usage.num_reasoning},
+            **what_is_forgotten(call),
         }
 
     def _take_finish(self, piece: Piece) -> None:

@@ -31,14 +31,21 @@ MOST_S = 120
 
 
 class DrainRate:
-    """Requests that began to be answered, a second, over the last few seconds."""
+    """Requests that began to be answered, a second, over the last few seconds; and how long none has."""
 
     def __init__(self) -> None:
         self._starts: deque[float] = deque()
+        self._moved_s = math.inf
+        """When a request last began, or came while none waited."""
 
     def add(self, now: float) -> None:
         self._starts.append(now)
+        self._moved_s = now
         self._forget(now)
+
+    def rest(self, now: float) -> None:
+        """None waits: a queue that grows from here on has stood for no longer."""
+        self._moved_s = now
 
     def per_s(self, now: float) -> float:
         self._forget(now)
@@ -46,20 +53,31 @@ class DrainRate:
             return 0.0
         return len(self._starts) / min(max(now - self._starts[0], 0.1), WINDOW_S)
 
+    def seconds_each(self, now: float) -> float | None:
+        """Time until the next request begins, as things have been going; a queue that stands takes as long again."""
+        if rate := self.per_s(now):
+            return 1.0 / rate
+        standing_s = now - self._moved_s
+        return standing_s if standing_s > WINDOW_S else None
+
     def _forget(self, now: float) -> None:
         while self._starts and self._starts[0] < now - WINDOW_S:
             self._starts.popleft()
 
 
 class Admission:
-    """With several keys no one of them may fill more than half of the queue."""
+    """Of several tenants none may fill more than half of the queue. A router's, and those of signed tokens, are several once a
+    second one has come: one alone has everything."""
 
     def __init__(self, client: EngineClient, *, num_tenants: int, chance: Callable[[], float] = random.random) -> None:
+        """`num_tenants` have keys of this server's own."""
         self._chance = chance
         self.drain = DrainRate()
         self.num_refused = 0
         self._client = client
-        self._num_tenants = num_tenants
+        self._has_several = num_tenants > 1
+        self._only: str | None = None
+        """The tenant that came first."""
         self._open: Counter[str] = Counter()
 
     @property
@@ -82,8 +100,8 @@ class Admission:
 
     def eta_s(self, position: int) -> float | None:
         """When that place comes up, as things have been going; None if nothing has moved lately."""
-        rate = self.drain.per_s(time.monotonic())
-        return round(position / rate, 1) if rate else None
+        each_s = self.drain.seconds_each(time.monotonic())
+        return None if each_s is None else round(position * each_s, 1)
 
     def retry_after_s(self) -> int:
         eta_s = self.eta_s(self.num_waiting)
@@ -127,7 +145,12 @@ class Admission:
     def enter(self, tenant: str) -> None:
         """Take a place, or raise as `check` does. Every `enter` needs its `leave`."""
         self.check(tenant)
+        if next(self._waiting(), None) is None:
+            self.drain.rest(time.monotonic())
         self._open[tenant] += 1
+        if tenant != ROUTER:
+            self._only = tenant if self._only is None else self._only
+            self._has_several = self._has_several or tenant != self._only
 
     def reserve(self, prompts: Sequence[tuple[int, ...]], params: SamplingParams, tenant: str) -> None:
         """Raise the error that says when to come back if so many sequences, or so long prompts, have no place now."""
@@ -139,14 +162,15 @@ class Admission:
         if self.num_sequences + len(prompts) * num_choices > _capacity(facts):
             raise self._full(tenant)
         if num_waiting and num_waiting + num_tokens > facts.max_waiting_tokens:
-            raise self._full(tenant)
+            raise self._full(tenant, f"{num_waiting:,} prompt tokens wait")
         num_asked = sum(_needed(prompt, params) for prompt in prompts)
         if num_waiting and self.num_asked_tokens + num_asked > CACHE_TURNS * facts.num_blocks * facts.block_size:
-            raise self._full(tenant)
+            raise self._full(tenant, f"the KV cache is asked for {CACHE_TURNS} times over")
 
-    def _full(self, tenant: str) -> ApiError:
+    def _full(self, tenant: str, reason: str = "") -> ApiError:
         self.num_refused += 1
-        message = f"{self.num_open:,} requests are being served or wait; try later"
+        reason = reason and f", and {reason}"
+        message = f"{self.num_open:,} requests are being served or wait{reason}; try later"
         return busy(message, self.retry_after_s(), headers=self.limits(tenant))
 
     def leave(self, tenant: str) -> None:
@@ -175,7 +199,7 @@ class Admission:
     def _share(self, facts: Facts, tenant: str) -> int:
         """Calls that one key may have open; a router that tells nobody apart asks for all of its clients."""
         capacity = _capacity(facts)
-        return max(capacity // 2, 1) if self._num_tenants > 1 and tenant != ROUTER else capacity
+        return max(capacity // 2, 1) if self._has_several and tenant != ROUTER else capacity
 
 
 def _needed(prompt: Sequence[int], params: SamplingParams) -> int:

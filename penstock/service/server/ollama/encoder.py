@@ -18,7 +18,7 @@ from penstock.service.server.http.call import Call
 from penstock.service.server.http.faults import ApiError
 from penstock.service.server.ollama.dialect import DIALECT, line_of
 from penstock.service.server.openai.logprobs import chat_entries
-from penstock.service.server.usage import usage_of
+from penstock.service.server.usage import usage_of, what_is_forgotten
 from penstock.service.server.writer import LENGTH, Piece
 
 
@@ -117,6 +117,7 @@ class OllamaEncoder:
             "eval_count": usage.num_output,
             "eval_duration": _nanoseconds(times.get("decode_ms")),
             "prompt_cached_count": usage.num_cached,
+            **what_is_forgotten(call),
         }
 
     def _logprobs(self, piece: Piece) -> list[dict[str, Any]]:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from penstock.service.server.http.call import Call
-from penstock.service.server.usage import usage_of
+from penstock.service.server.usage import usage_of, what_is_forgotten
 
 
 def usage_value(call: Call, timings: dict[str, float] | None) -> dict[str, Any]:
@@ -17,6 +17,7 @@ def usage_value(call: Call, timings: dict[str, float] | None) -> dict[str, Any]:
             "cached_tokens": usage.num_cached,
             "cache_write_tokens": usage.num_written,
             "audio_tokens": 0,
+            **what_is_forgotten(call),
         },
         "completion_tokens_details": {
             "reasoning_tokens": usage.num_reasoning,
@@ -30,8 +31,6 @@ def usage_value(call: Call, timings: dict[str, float] | None) -> dict[str, Any]:
     ]
     if any(tiers):
         value["prompt_tokens_details"]["cached_tokens_by_tier"] = dict(zip(("host", "disk"), tiers))
-    if call.long_context:
-        value["prompt_tokens_details"]["long_context"] = call.long_context
     if timings is None:
         return value
     drafts = {"draft_tokens": usage.num_draft, "accepted_draft_tokens": usage.num_accepted_draft}

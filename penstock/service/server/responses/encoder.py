@@ -27,7 +27,7 @@ from penstock.service.server.http.relay import random_hex
 from penstock.service.server.openai.dialect import DIALECT
 from penstock.service.server.openai.logprobs import chat_entries
 from penstock.service.server.responses.items import new_id
-from penstock.service.server.usage import usage_of
+from penstock.service.server.usage import usage_of, what_is_forgotten
 from penstock.service.server.writer import LENGTH, Piece
 
 Fields = dict[str, Any]
@@ -225,7 +225,11 @@ def _usage(call: Call) -> Fields:
     usage = usage_of(call)
     return {
         "input_tokens": usage.num_prompt,
-        "input_tokens_details": {"cached_tokens": usage.num_cached, "cache_write_tokens": usage.num_written},
+        "input_tokens_details": {
+            "cached_tokens": usage.num_cached,
+            "cache_write_tokens": usage.num_written,
+            **what_is_forgotten(call),
+        },
         "output_tokens": usage.num_output,
         "output_tokens_details": {"reasoning_tokens": usage.num_reasoning},
         "total_tokens": usage.num_prompt + usage.num_output,

@@ -91,6 +91,7 @@ class BeamCall(Call):
             deadline_s=parameters.deadline_s,
             tenant=parameters.tenant,
             salt=parameters.salt,
+            adapter=parameters.adapter,
             is_batch=parameters.is_batch,
             speculate=0,
         )

@@ -126,7 +126,8 @@ BENCH: Mapping[str, Rule] = {
     "find-knee": is_switch,
     "repeats": number(1, 5),
 }
-COMMANDS: Mapping[str, Mapping[str, Rule]] = {"simulate": SIMULATE, "plan": PLAN, "bench": BENCH}
+PROFILE: Mapping[str, Rule] = {"batch": number(1, 256), "context": number(1, 16_384), "prompt": number(0, 4096)}
+COMMANDS: Mapping[str, Mapping[str, Rule]] = {"simulate": SIMULATE, "plan": PLAN, "bench": BENCH, "profile": PROFILE}
 
 
 def words_of(command: str, flags: Mapping[str, Any]) -> list[str]:
@@ -138,13 +139,12 @@ def words_of(command: str, flags: Mapping[str, Any]) -> list[str]:
         if rule is None:
             raise invalid(f"{name[:40]!r} cannot be set from a page", "flags", "unsupported_parameter")
         if not rule(value):
-            raise invalid(f"--{name} may not be {str(value)[:60]!r} here", "flags")
-        if isinstance(value, bool):
-            words.append(f"--{name}" if value else f"--no-{name}")
-        else:
-            words.append(f"--{name}={_plain(value)}")
+            raise invalid(f"{name} may not be {str(value)[:60]!r} here", "flags")
+        words.append(f"{name}={_plain(value)}")
     return words
 
 
 def _plain(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)

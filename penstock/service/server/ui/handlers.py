@@ -122,7 +122,7 @@ async def about(request: Request) -> Json:
 async def events(request: Request) -> EventAnswer:
     """The dashboard's stream, some times a second."""
     model, tenant, refusals = _model(request), _tenant(request), _front(request).refusals
-    live, adapters = model.live, _front(request).models.adapters
+    live, adapters, power = model.live, _front(request).models.adapters, _front(request).power
     is_based = adapters is not None and live is _front(request).models.first.live
     if live.num_readers >= MAX_READERS:
         raise busy("many pages watch already; close one", 5)
@@ -137,6 +137,7 @@ async def events(request: Request) -> EventAnswer:
                 _word(model, body["kv"])
                 body["refusals"] = refusals.since(num_refused, tenant)
                 num_refused = refusals.num_refused
+                body["power"] = power.view(body["time_s"])
                 body["adapters"] = adapters.view() if adapters is not None and is_based else None
                 yield "live", body
         finally:
@@ -227,7 +228,7 @@ async def bench(request: Request) -> EventAnswer:
     elif body.target in front.config.bench_target:
         address, key = body.target, body.key
     else:
-        message = "pages may load this server and those named by --bench-target; that one is neither"
+        message = "pages may load this server and those named by bench-target; that one is neither"
         raise ApiError(ErrorKind.PERMISSION, message, param="target", code="target_not_allowed")
     task = {"task": "bench", "words": [address, *words_of("bench", body.flags)], "key": key}
 
@@ -333,9 +334,29 @@ async def machine(request: Request) -> Json:
     known = await front.tools.result(client, "machine", {"task": "machine", "measures": False})
     if known is not None or not body.measures:
         return Json(known)
+    _need_idle(front)
+    return Json(await front.tools.result(client, "machine", {"task": "machine", "measures": True}))
+
+
+async def profile(request: Request) -> Json:
+    """What `penstock profile step --json` prints of the model that is served, by a process of its own beside this one."""
+    front, model = _front(request), _model(request)
+    body, _ = await front.body(request, ToolBody, {})
+    words, config = words_of("profile", body.flags), model.client.config.model
+    facts = model.client.facts
+    if facts is not None and facts.device.startswith("cuda"):
+        raise invalid(
+            "a GPU's memory is the server's own: run penstock profile step --json on that machine, and open its file here",
+            "flags",
+        )
+    _need_idle(front)
+    task = {"task": "profile", "words": words, "model": msgspec.to_builtins(config)}
+    return Json(await front.tools.result(_client(request), "profile", task))
+
+
+def _need_idle(front: Front) -> None:
     if front.num_open:
         message = (
             "answers are being written: what is measured now would be too little; try again when the server is idle"
         )
         raise ApiError(ErrorKind.CONFLICT, message, code="server_busy")
-    return Json(await front.tools.result(client, "machine", {"task": "machine", "measures": True}))

@@ -256,7 +256,7 @@ class LiveView:
                     "eta_s": eta_s,
                     "age_s": now - record.arrival_s,
                     "prefill_fraction": 1.0 if state is None else state.num_computed / max(state.num_prompt, 1),
-                    "num_blocks": 0 if state is None else len(state.blocks),
+                    "num_blocks": None if state is None else len(state.blocks),
                 }
             )
         return found[:500]

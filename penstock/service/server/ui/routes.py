@@ -19,6 +19,7 @@ ROWS = (
     ("POST", "/app/v1/plan", handlers.plan, "Run the planner", ToolBody),
     ("POST", "/app/v1/bench", handlers.bench, "Benchmark this server, as a stream of events", BenchBody),
     ("POST", "/app/v1/machine", handlers.machine, "What this machine reaches, measured once", MachineBody),
+    ("POST", "/app/v1/profile", handlers.profile, "Where a step's time goes, part by part", ToolBody),
     ("GET", "/app/v1/models", handlers.list_residents, "Models that come and go: state, memory, who waits"),
     (
         "GET",

@@ -25,8 +25,8 @@ MAX_PER_CLIENT = 4
 WALL_S = 240.0
 """Longest time a job may take, its waiting aside; its processor time is bounded more tightly by the worker itself."""
 MAX_LINE_BYTES = 64 << 20
-FREE = ("bench", "machine")
-"""Tasks that give way to nothing: one makes the answers it would give way to, one would measure its own pauses."""
+FREE = ("bench", "machine", "profile")
+"""Tasks that give way to nothing: one makes the answers it would give way to, two would measure their own pauses."""
 
 
 class ToolJob:

@@ -90,7 +90,13 @@ class SocketSession:
                 self._give_up()
             elif self._pending.qsize() >= MAX_PENDING:
                 self._is_over = True
-                await self._send({"type": "websocket.close", "code": POLICY, "reason": "too many requests ahead"})
+                await self._send(
+                    {
+                        "type": "websocket.close",
+                        "code": POLICY,
+                        "reason": f"more than {MAX_PENDING} requests were sent ahead",
+                    }
+                )
                 self._give_up()
                 self._pending.put_nowait(None)
                 return
