@@ -48,7 +48,7 @@ def test_command_and_page_give_the_same_answer(name: str, capsys: pytest.Capture
     words = []
     for key, value in EXAMPLES.get(name, {}).items():
         for one in value if isinstance(value, list) else [value]:
-            words += [f"--{key.replace('_', '-')}", str(one)]
+            words.append(f"{key.replace('_', '-')}={one}")
     assert main(["calc", name, *words, "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(answer(name)))
 
@@ -97,7 +97,7 @@ def test_a_queue_that_is_asked_for_more_than_it_can_has_no_latency() -> None:
 @pytest.mark.parametrize(
     ("name", "values", "way_out"),
     [
-        ("throughput", {"model": "", "parameters": None}, "--parameters"),
+        ("throughput", {"model": "", "parameters": None}, "parameters"),
         ("throughput", {"hardware": ""}, "--hardware"),
         ("throughput", {"batch": 0}, "above 0"),
         ("throughput", {"batch": 1.5}, "whole number"),
@@ -105,14 +105,14 @@ def test_a_queue_that_is_asked_for_more_than_it_can_has_no_latency() -> None:
         ("throughput", {"weights": "fp7"}, "one of"),
         ("kv", {"model": "llama-4"}, "llama"),
         ("cost", {"hourly": None, "api_in": None, "api_out": None}, "give"),
-        ("transfer", {"hardware": "", "link": None}, "--link"),
+        ("transfer", {"hardware": "", "link": None}, "link"),
         ("metrics", {"request": ["1:2"]}, "TTFT:E2E:TOKENS"),
         ("batching", {"answers": "7y50"}, "commas"),
         ("sampling", {"probabilities": ".9,.9"}, "at most 1"),
         ("sampling", {"temperature": 0.0}, "above 0"),
         ("shed", {"queue": 2.0}, "0 to 1"),
-        ("speculation", {"draft_parameters": 1e9}, "--parameters"),
-        ("prefix", {"model": "", "hardware": ""}, "--token-ms"),
+        ("speculation", {"draft_parameters": 1e9}, "parameters"),
+        ("prefix", {"model": "", "hardware": ""}, "token-ms"),
     ],
 )
 def test_an_error_names_the_way_out(name: str, values: dict, way_out: str) -> None:
@@ -134,7 +134,7 @@ def test_the_table_for_people_shows_every_figure(name: str, capsys: pytest.Captu
     words = []
     for key, value in EXAMPLES.get(name, {}).items():
         for one in value if isinstance(value, list) else [value]:
-            words += [f"--{key.replace('_', '-')}", str(one)]
+            words.append(f"{key.replace('_', '-')}={one}")
     assert main(["calc", name, *words, "--textbook"]) == 0
     shown = capsys.readouterr().out
     assert all(figure["label"] in shown for figure in answer(name)["figures"])

@@ -32,7 +32,7 @@ class Machine:
         per_s = os.sysconf("SC_CLK_TCK")
         self.ticks = [int(5 * per_s), 0, 0, int(15 * per_s), 0, 0, 0, 0]
         self.counts = {"nr_periods": 100, "nr_throttled": 0}
-        self.swapped = 0
+        self.swapped = self.waited_ns = 0
         self.write("proc/self/cgroup", "0::/")
         self.write("sys/devices/system/cpu/cpu0/cpufreq/scaling_governor", "performance")
         self.show()
@@ -46,6 +46,7 @@ class Machine:
         self.write("proc/stat", f"cpu  {' '.join(map(str, self.ticks))} 0 0\n")
         self.write(f"proc/{os.getpid()}/stat", f"1 (x) {' '.join(['0'] * 11)} 0 0 0")
         self.write("sys/fs/cgroup/cpu.stat", "\n".join(f"{name} {count}" for name, count in self.counts.items()))
+        self.write(f"proc/{os.getpid()}/task/{os.getpid()}/schedstat", f"1 {self.waited_ns} 1")
         self.write("proc/vmstat", f"pswpin {self.swapped}\npswpout 0\n")
 
     def page(self) -> Page:
@@ -59,6 +60,7 @@ def steal(machine: Machine) -> None:
 
 def occupy(machine: Machine) -> None:
     machine.ticks[0] += 900
+    machine.waited_ns += 5 * 10**9
 
 
 def throttle(machine: Machine) -> None:

@@ -62,6 +62,8 @@ HEALTHY = Signs(
     hit_fraction=0.5,
     stolen_fraction=0.01,
     others_fraction=0.05,
+    waited_per_s=0.2,
+    dollars_per_request=0.001,
     throttled_fraction=0.0,
     swapped_per_s=0.0,
     slow_governor=0.0,
@@ -237,9 +239,14 @@ def test_the_heaviest_finding_comes_first() -> None:
     weights = {rule.id: rule.weight for rule in RULES}
     found = spoken(signs)
     assert found == sorted(found, key=lambda name: -weights[name])
-    assert found == ["queue-grows", "kv-full", "queue-long", "clients-leave"]
+    assert found == ["kv-full", "queue-grows", "queue-long", "clients-leave"], "causes before symptoms"
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
 def test_remedies_name_only_flags_that_exist(rule: Any) -> None:
     assert set(re.findall(r"--[a-z][a-z-]*", rule.remedy)) <= FLAGS
+
+
+def test_neighbours_that_use_spare_time_are_no_fault() -> None:
+    assert spoken(replace(HEALTHY, others_fraction=0.6, waited_per_s=0.02)) == []
+    assert spoken(replace(HEALTHY, others_fraction=0.6, waited_per_s=0.3)) == ["neighbours"]

@@ -6,13 +6,17 @@ import numpy as np
 import pytest
 import torch
 
+from penstock.runtime.execution.load.parameters import load_model
+from penstock.runtime.files import open_files
 from penstock.runtime.formats.quants import unpack
 from penstock.runtime.layers.decoder import Decoder
+from penstock.runtime.layers.packed import Int8Linear
 from penstock.tools.evaluate.activations import RoundedLinear, round_inputs, rounded
 from penstock.tools.quantize.ggml import encode
 from tests.models.ours import Ours
 from tests.models.tiny import SMALL, Variant
-from tests.quantize.making import save
+from tests.quantize.making import make, save
+from tests.runtime.driving import all_logits, prompts
 
 pytestmark = pytest.mark.torch
 
@@ -46,3 +50,19 @@ def test_every_matrix_of_the_layers_is_taken_hold_of(tmp_path: Path) -> None:
     assert count == 0
     assert round_inputs(network, "int8") == 4 * network.spec.num_layers
     assert sum(isinstance(module, RoundedLinear) for module in network.modules()) == 4 * network.spec.num_layers
+
+
+def test_a_file_that_asks_for_8_bits_is_computed_with_8_bits(tmp_path: Path) -> None:
+    """A packed W8A8 model under torch's layers is the model in floats whose inputs are rounded by token."""
+    source = save(Variant("Llama", SMALL | {"vocab_size": 257, "intermediate_size": 128}), tmp_path / "model")
+    files = open_files(str(make(source, tmp_path / "made", "w8a8").target.model_path))
+    cpu, wide = torch.device("cpu"), torch.float32
+    packed, floats, unrounded = (
+        load_model(files.spec, files.model.recipes, files.checkpoint, cpu, wide, packs=packs)
+        for packs in (True, False, False)
+    )
+    assert all(isinstance(layer.mlp.down, Int8Linear) for layer in packed.layers)
+    round_inputs(floats, "int8")
+    (text,) = prompts(40, vocab_size=257)
+    mine, theirs, plain = (all_logits(model, text) for model in (packed, floats, unrounded))
+    assert (mine - theirs).norm() < 0.1 * (mine - plain).norm()

@@ -10,7 +10,7 @@ from penstock.tools.cost.hardware import HARDWARE
 from penstock.tools.planner.money import PURCHASE
 from penstock.tools.planner.regions import read_regions
 
-LOAD = ("--prompts", "20-60", "--answers", "3-12", "--weights", "bf16", "--kv", "bf16", "--max-devices", "1", "--json")
+LOAD = ("--prompts", "20-60", "--answers", "3-12", "--weights", "bf16", "--kv", "bf16", "max-devices=1", "--json")
 
 
 def planned(capsys, *words: str) -> dict:
@@ -19,7 +19,7 @@ def planned(capsys, *words: str) -> dict:
 
 
 def test_any_region_may_be_lost_and_spot_hours_cost_their_share(capsys) -> None:
-    words = ("--hardware", "l4,a10g", "--rate", "300", "--purchase", "spot", "--regions", "eu=.5,us@a10g=.3,asia=.2")
+    words = ("--hardware", "l4,a10g", "--rate", "300", "purchase=spot", "regions=eu=.5,us@a10g=.3,asia=.2")
     data = planned(capsys, *words)
     rows = {one["name"]: one for one in data["regions"]}
     assert sum(one["rate"] for one in rows.values()) == pytest.approx(300)

@@ -143,7 +143,7 @@ def test_groups_that_do_not_fit_are_refused_by_size(tmp_path: Path) -> None:
     assert SCHEMES["int4"].in_groups(spec, None).encoding.group == 32  # type: ignore[union-attr]
     with pytest.raises(ConfigError, match="choose one of 32"):
         SCHEMES["int4"].in_groups(spec, 64)
-    with pytest.raises(ConfigError, match="--group"):
+    with pytest.raises(ConfigError, match="group"):
         SCHEMES["q4_0"].in_groups(spec, 32)
 
 

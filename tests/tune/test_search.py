@@ -4,6 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from penstock.cli.tune.command import room_for
+from penstock.cli.tune.forks import forked_scores
 from penstock.config import EngineConfig
 from penstock.metrics.summary import Slo
 from penstock.runtime.core.features import Features
@@ -125,3 +127,26 @@ def test_evidence_reads_back_and_names_gain_losers_and_when_to_tune_again() -> N
     assert not stale(found, {"penstock": "1"})
     assert "penstock" in stale(found, {"penstock": "2"})
     assert replace(found, winner=None).gain_words == "the default is best"
+
+
+def test_copies_of_the_process_find_what_one_finds() -> None:
+    tried = [DEFAULT, Setting(max_sequences=8), Setting(max_batch_tokens=64, max_sequences=16)]
+
+    def look(setting: Setting):
+        return score(fleet_of(setting), loads(4.0, 20)[:1], SLO)
+
+    assert forked_scores(look, tried) == list(map(look, tried))
+
+
+def test_servers_run_at_once_where_all_of_them_fit() -> None:
+    taking = [DEFAULT, Setting(max_sequences=8)]
+    each = SIZING.kv_bytes >> 20
+    assert room_for(SIZING, taking) == f"{each}MiB"
+    assert room_for(replace(SIZING, free_bytes=1 << 30), taking) == ""
+    assert room_for(SIZING, [DEFAULT, Setting(kv_memory="4GiB")]) == "", "what a setting asks for is not shared"
+
+
+def test_a_size_of_steps_that_is_given_is_not_steered() -> None:
+    steered = replace(SIZING, is_mixed=True)
+    assert DEFAULT.sizing(steered).is_mixed
+    assert not Setting(max_batch_tokens=512).sizing(steered).is_mixed

@@ -59,3 +59,14 @@ def test_rankings_agree_or_not() -> None:
     assert kendall_tau([1, 2, 3], [10, 20, 30]) == 1.0
     assert kendall_tau([1, 2, 3], [3, 2, 1]) == -1.0
     assert kendall_tau([1], [1]) is None
+
+
+def test_time_is_spent_on_the_best() -> None:
+    contest = Contest(("good", "bad", "better"))
+    for _ in range(2):
+        contest.add({"": 1.0, "good": 1.1, "bad": 0.9, "better": 1.2})
+    contest.narrow(2)
+    assert set(contest.remaining) == {"good", "better"}
+    contest.add({"": 1.0, "good": 1.1, "better": 1.25})
+    assert contest.winner == "better"
+    assert contest.gain("bad").count == 2

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 BASE = "--model llama-3.1-8b --hardware h100 --rate 10 --num-requests 600 --shared-prefix 2000 --prompts 80 --max-context 8192"
-WAIT = "--max-waiting 100000 --max-waiting-tokens 1000000000"
+WAIT = "--max-waiting 100000 max-waiting-tokens=1000000000"
 """A queue so long that no request is refused."""
 CEILING = f"{WAIT} --rate 0 --policy round-robin"
 """All at once: what a fleet gives at most, its filling and emptying included."""
@@ -40,13 +40,13 @@ def merged_flags(base: str, more: str) -> str:
     for text in (base, more):
         name = ""
         for word in text.split():
-            if word.startswith("--"):
-                name = word
+            if word.startswith("--") or "=" in word:
+                name = word.partition("=")[0]
                 found.pop(name, None)
-                found[name] = []
+                found[name] = [word]
             else:
                 found[name].append(word)
-    return " ".join(" ".join([name, *values]) for name, values in found.items())
+    return " ".join(" ".join(words) for words in found.values())
 
 
 def _copies(flags: str, count: int) -> str:
@@ -57,7 +57,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         "baseline",
         "Static batches, no cache",
-        (ExperimentRun("static", "--batching static --no-prefix-caching"),),
+        (ExperimentRun("static", "batching=static --no-prefix-caching"),),
         "a queue that grows as long as requests come",
         "the queue grows to the end, goodput stays below 5 %",
     ),
@@ -78,7 +78,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         "speculation",
         "Speculation",
-        (ExperimentRun("plain", ""), ExperimentRun("drafts", "--speculate 4 --acceptance .7")),
+        (ExperimentRun("plain", ""), ExperimentRun("drafts", "--speculate 4 acceptance=.7")),
         "several tokens a step",
         "TPOT falls more than twofold, TTFT stays",
     ),

@@ -1,6 +1,6 @@
 """The decision trees by name: where to look first, how to lay a model out, what to buy, what to tune and in which order."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any
 
@@ -26,9 +26,11 @@ def _tree(data: Mapping[str, Any]) -> DecisionTree:
 TREES: Mapping[str, DecisionTree] = {one["name"]: _tree(one) for one in load("trees")["trees"]}
 
 
-def find(name: str) -> DecisionTree:
+def find(name: str, pages: Iterable[str] = ()) -> DecisionTree:
+    """`pages` are further names that the caller knows, and may have been meant."""
     if name in TREES:
         return TREES[name]
-    near = get_close_matches(name, TREES, 1)
+    known = [*TREES, *pages]
+    near = get_close_matches(name, known, 1)
     hint = f"did you mean {near[0]}? " if near else ""
-    raise ConfigError(f"unknown tree {name!r}: {hint}choose one of {', '.join(TREES)}")
+    raise ConfigError(f"unknown tree {name!r}: {hint}choose one of {', '.join(known)}")

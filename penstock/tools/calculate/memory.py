@@ -1,7 +1,7 @@
 """What is held: weights, keys and values, the users that fit, what prefixes and pages save, what it takes to move them."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from penstock.errors import ConfigError
 from penstock.tools.calculate.sheet import Sheet, positive
@@ -14,6 +14,8 @@ SECONDS_PER_DAY = 86_400.0
 @dataclass(frozen=True)
 class KvInputs(ModelInputs):
     """How large the KV cache grows."""
+
+    SETTINGS: ClassVar[tuple[str, ...]] = ("sequences", "used", "block")
 
     context: int = 4096
     """Tokens of a sequence"""
@@ -74,7 +76,7 @@ def memory(inputs: MemoryInputs, sheet: Sheet) -> None:
     sheet.put("activation_bytes", activations, "bytes", "activations", "8 x batch x context x hidden")
     sheet.put("total_bytes", total, "bytes", "in all", "weights + KV + activations")
     if not inputs.hardware and inputs.memory is None:
-        sheet.notes.append("give --hardware or --memory to learn whether it fits")
+        sheet.notes.append("give --hardware or memory to learn whether it fits")
         return
     num_devices = figures.devices_by_size(total, device.memory_bytes)
     by_layout = figures.devices_by_layout(num_devices, model.num_heads)
@@ -87,6 +89,8 @@ def memory(inputs: MemoryInputs, sheet: Sheet) -> None:
 @dataclass(frozen=True)
 class UsersInputs(ModelInputs, DeviceInputs):
     """How many users fit, by memory and by compute."""
+
+    SETTINGS: ClassVar[tuple[str, ...]] = ("devices", "overhead")
 
     context: int = 4096
     """Tokens that a user holds"""
@@ -127,6 +131,8 @@ def users(inputs: UsersInputs, sheet: Sheet) -> None:
 class PrefixInputs(ModelInputs, DeviceInputs):
     """What a cached beginning saves."""
 
+    SETTINGS: ClassVar[tuple[str, ...]] = ("own", "prefix", "token_ms", "block", "requests")
+
     prefix: int = 2000
     """Tokens that all prompts begin with"""
     own: int = 80
@@ -160,7 +166,7 @@ def _token_s(inputs: PrefixInputs, sheet: Sheet) -> float:
         return inputs.token_ms / 1e3
     model, device = ModelNumbers(inputs, sheet), DeviceNumbers(inputs, sheet, inputs.weights)
     if not model.is_known or not device.has_flops:
-        raise ConfigError("a prompt token's time is not known: give --token-ms, or --model and --hardware")
+        raise ConfigError("a prompt token's time is not known: give token-ms, or --model and --hardware")
     seconds = figures.forward_flops(model.active_parameters, 1) / device.flops
     sheet.take("token_s", seconds, "s", "2 x active parameters / flops")
     return seconds
@@ -172,6 +178,8 @@ Way = Literal["interconnect", "network"]
 @dataclass(frozen=True)
 class TransferInputs(ModelInputs):
     """How long keys and values take to travel from one device to another."""
+
+    SETTINGS: ClassVar[tuple[str, ...]] = ("way", "link", "moved")
 
     tokens: int = 2048
     """Tokens whose keys and values travel"""
@@ -202,7 +210,7 @@ def link_of(given: float | None, hardware: str, way: Way, sheet: Sheet) -> float
         sheet.take("link", positive("link", given), "bytes/s")
         return given
     if not hardware:
-        raise ConfigError("the link is not known: give --link, or --hardware NAME")
+        raise ConfigError("the link is not known: give link, or --hardware NAME")
     found = find(hardware)
     link = found.link(2) if way == "interconnect" else found.network
     reached = link.bandwidth_bytes_per_s
@@ -216,6 +224,8 @@ def link_of(given: float | None, hardware: str, way: Way, sheet: Sheet) -> float
 @dataclass(frozen=True)
 class ColdstartInputs(ModelInputs):
     """How long a new replica takes until its first token."""
+
+    SETTINGS: ClassVar[tuple[str, ...]] = ("engine_s", "provision_s", "link", "moved")
 
     provision_s: float = 60.0
     """Seconds until the machine is there"""

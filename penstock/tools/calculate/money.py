@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 from penstock.errors import ConfigError
 from penstock.tools.calculate.sheet import Sheet, positive
@@ -14,6 +15,20 @@ _ASSUMED = Assumptions()
 @dataclass(frozen=True)
 class CostInputs:
     """What a million tokens cost, and where hosting breaks even with an API."""
+
+    SETTINGS: ClassVar[tuple[str, ...]] = (
+        "api_each",
+        "hourly",
+        "hours",
+        "monthly",
+        "tokens_per_s",
+        "requests",
+        "engineer_hours",
+        "engineer_price",
+        "utilization",
+        "api_in",
+        "api_out",
+    )
 
     hourly: float | None = None
     """Dollars an hour of all devices"""
@@ -57,7 +72,7 @@ def cost(inputs: CostInputs, sheet: Sheet) -> None:
     if month is None or each is None:
         if not sheet.figures:
             raise ConfigError(
-                "nothing to work out: give --hourly and --tokens-per-s, or prices of an API, or both to compare"
+                "nothing to work out: give hourly and tokens-per-s, or prices of an API, or both to compare"
             )
         return
     people = inputs.engineer_hours * inputs.engineer_price

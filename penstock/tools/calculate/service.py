@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 from penstock.errors import ConfigError
 from penstock.metrics.summary import Slo, percentiles
@@ -16,6 +17,8 @@ KV_LIMIT = 0.95
 class MetricsInputs:
     """TPOT, ITL and goodput from the times of requests."""
 
+    SETTINGS: ClassVar[tuple[str, ...]] = ("request", "tpot_ms", "ttft_ms")
+
     request: tuple[str, ...] = ()
     """Times of a request in ms and its tokens: TTFT:E2E:TOKENS (200:2200:50)"""
     ttft_ms: float = 500.0
@@ -27,7 +30,7 @@ class MetricsInputs:
 def metrics(inputs: MetricsInputs, sheet: Sheet) -> None:
     timelines = [_timeline(text) for text in inputs.request]
     if not timelines:
-        raise ConfigError("there is no request to measure; give --request TTFT:E2E:TOKENS, in ms, once or more")
+        raise ConfigError("there is no request to measure; give request=TTFT:E2E:TOKENS, in ms, once or more")
     slo = Slo(inputs.ttft_ms / 1e3, inputs.tpot_ms / 1e3)
     tpots = [one.tpot_s for one in timelines if one.tpot_s is not None]
     gaps = sum(one.num_tokens - 1 for one in timelines)
@@ -51,9 +54,9 @@ def _timeline(text: str) -> Timeline:
         ttft_ms, e2e_ms, tokens = text.split(":")
         ttft_s, e2e_s, count = float(ttft_ms) / 1e3, float(e2e_ms) / 1e3, int(tokens)
     except ValueError:
-        raise ConfigError(f"--request takes TTFT:E2E:TOKENS, in ms, such as 200:2200:50, not {text!r}") from None
+        raise ConfigError(f"request takes TTFT:E2E:TOKENS, in ms, such as 200:2200:50, not {text!r}") from None
     if not (0.0 <= ttft_s <= e2e_s < math.inf and count >= 1):
-        raise ConfigError(f"--request {text}: E2E is no less than TTFT, and there is one token or more")
+        raise ConfigError(f"request={text}: E2E is no less than TTFT, and there is one token or more")
     timeline = Timeline(0.0, 0)
     timeline.first_token_s, timeline.last_token_s = ttft_s, e2e_s
     timeline.num_tokens, timeline.outcome = count, Outcome.STOP
@@ -63,6 +66,8 @@ def _timeline(text: str) -> Timeline:
 @dataclass(frozen=True)
 class QueueInputs:
     """How long requests wait, by how much of the capacity is asked for."""
+
+    SETTINGS: ClassVar[tuple[str, ...]] = ("capacity",)
 
     rate: float = 8.0
     """Requests that arrive a second (l)"""
@@ -87,6 +92,8 @@ def queue(inputs: QueueInputs, sheet: Sheet) -> None:
 @dataclass(frozen=True)
 class BatchingInputs:
     """What waiting for the longest answer of a batch costs."""
+
+    SETTINGS: ClassVar[tuple[str, ...]] = ("slots", "step_ms")
 
     answers: str = "7x50,1x500"
     """Answer lengths of a batch: 50,50,500, or 7x50,1x500"""
@@ -129,6 +136,8 @@ def _counts(text: str) -> list[int]:
 class ShedInputs:
     """Whether the next request is let in."""
 
+    SETTINGS: ClassVar[tuple[str, ...]] = ("kv_asked", "kv_used", "queue")
+
     queue: float = 0.9
     """Share of the queue that is full"""
     kv_used: float = 0.0
@@ -140,7 +149,7 @@ class ShedInputs:
 def shed(inputs: ShedInputs, sheet: Sheet) -> None:
     for name in ("queue", "kv_used", "kv_asked"):
         if not 0.0 <= getattr(inputs, name) <= 1.0:
-            raise ConfigError(f"--{name.replace('_', '-')} is {getattr(inputs, name)}; choose a share from 0 to 1")
+            raise ConfigError(f"{name.replace('_', '-')} is {getattr(inputs, name)}; choose a share from 0 to 1")
     chance = figures.shed_chance(inputs.queue)
     is_over = inputs.kv_used + inputs.kv_asked > KV_LIMIT
     sheet.put("chance", chance, "share", "refused, by the queue", "(queue - .8) / .2 above .8")
@@ -151,6 +160,8 @@ def shed(inputs: ShedInputs, sheet: Sheet) -> None:
 @dataclass(frozen=True)
 class SamplingInputs:
     """How temperature, top-k and top-p reshape the next token's probabilities."""
+
+    SETTINGS: ClassVar[tuple[str, ...]] = ("probabilities", "tail")
 
     probabilities: str = ".42,.15,.12,.08,.06"
     """Probabilities of the likeliest tokens, with commas between; what they lack to 1 is the tail"""

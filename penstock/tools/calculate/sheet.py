@@ -82,5 +82,5 @@ def _beside(
 
 def positive(name: str, value: float) -> float:
     if not 0.0 < value < float("inf"):
-        raise ConfigError(f"--{name.replace('_', '-')} is {value:g}; choose a number above 0")
+        raise ConfigError(f"{name.replace('_', '-')} is {value:g}; choose a number above 0")
     return value

@@ -1,6 +1,7 @@
 """How fast: a decode step and a prompt, the two roofs of a device, traffic of attention, rounds of speculation."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from penstock.errors import ConfigError
 from penstock.tools.calculate.sheet import Sheet, positive
@@ -97,6 +98,8 @@ def _room(inputs: ThroughputInputs, model: ModelNumbers, device: DeviceNumbers, 
 class RooflineInputs(DeviceInputs):
     """Which of the two roofs holds a piece of work back: memory or compute."""
 
+    SETTINGS: ClassVar[tuple[str, ...]] = ("columns", "work", "moved", "bits", "rows")
+
     rows: int = 0
     """Rows of a matrix"""
     columns: int = 0
@@ -121,7 +124,7 @@ def roofline(inputs: RooflineInputs, sheet: Sheet) -> None:
         work = figures.forward_flops(inputs.rows * inputs.columns, inputs.batch)
         moved = figures.weight_bytes(inputs.rows * inputs.columns, inputs.bits)
     if work is None or moved is None:
-        sheet.notes.append("give --rows and --columns of a matrix, or --work and --moved, to place work under the roof")
+        sheet.notes.append("give rows and columns of a matrix, or work and moved, to place work under the roof")
         return
     read_s, compute_s = moved / device.ceilings.bandwidth_bytes_per_s, work / device.flops
     sheet.put("work", work, "flop", "operations", "2 x rows x columns x batch")
@@ -141,6 +144,8 @@ def roofline(inputs: RooflineInputs, sheet: Sheet) -> None:
 @dataclass(frozen=True)
 class AttentionInputs:
     """What tiling saves of the traffic of exact attention, one layer."""
+
+    SETTINGS: ClassVar[tuple[str, ...]] = ("tile", "head_dim", "heads")
 
     tokens: int = 2048
     """Tokens of the prompt (N)"""
@@ -181,12 +186,21 @@ def attention(inputs: AttentionInputs, sheet: Sheet) -> None:
 class SpeculationInputs:
     """How many tokens a checked draft gives, and what is gained."""
 
+    SETTINGS: ClassVar[tuple[str, ...]] = (
+        "draft_parameters",
+        "drafts",
+        "step_ms",
+        "parameters",
+        "draft_cost",
+        "acceptance",
+    )
+
     acceptance: float = 0.8
     """Share of drafted tokens that the model accepts (alpha)"""
     drafts: int = 5
     """Tokens drafted for one check (gamma)"""
     draft_cost: float | None = None
-    """What drafting one token costs, as a share of a step of the model (default: --draft-parameters / --parameters, else 0)"""
+    """What drafting one token costs, as a share of a step of the model (default: draft-parameters / parameters, else 0)"""
     draft_parameters: float | None = None
     """Parameters of the draft model"""
     parameters: float | None = None
@@ -200,7 +214,7 @@ def speculation(inputs: SpeculationInputs, sheet: Sheet) -> None:
     if cost is None:
         if (inputs.draft_parameters is None) != (inputs.parameters is None):
             raise ConfigError(
-                "a draft's cost is the smaller model over the larger: give --draft-parameters and --parameters"
+                "a draft's cost is the smaller model over the larger: give draft-parameters and parameters"
             )
         cost = inputs.draft_parameters / inputs.parameters if inputs.draft_parameters and inputs.parameters else 0.0
         sheet.take(
@@ -223,6 +237,8 @@ def speculation(inputs: SpeculationInputs, sheet: Sheet) -> None:
 @dataclass(frozen=True)
 class HierarchyInputs:
     """How long bytes take from each place they can lie in."""
+
+    SETTINGS: ClassVar[tuple[str, ...]] = ("moved",)
 
     hardware: str = "h100"
     """A device by name"""

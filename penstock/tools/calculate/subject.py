@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import ClassVar, Literal
 
 from penstock.errors import ConfigError
 from penstock.runtime.models import catalog
@@ -22,6 +22,8 @@ _TEXTBOOK_BITS: dict[str, float] = {"fp32": 32, "bf16": 16, "fp16": 16, "fp8": 8
 @dataclass(frozen=True)
 class ModelInputs:
     """A model by name, or by its numbers."""
+
+    SETTINGS: ClassVar[tuple[str, ...]] = ("hidden", "kv_heads", "layers", "bits", "head_dim", "heads", "parameters")
 
     model: str = ""
     """A published model by name (llama-3-70b, qwen3-8b, ...), which gives the numbers below"""
@@ -168,15 +170,15 @@ class ModelNumbers:
 def _grouped(spec: ModelSpec) -> GQA:
     attention = spec.layers[0].attention
     if not isinstance(attention, GQA):
-        raise ConfigError(
-            "this model caches a latent, not heads; leave out --layers, --heads, --kv-heads and --head-dim"
-        )
+        raise ConfigError("this model caches a latent, not heads; leave out layers, heads, kv-heads and head-dim")
     return attention
 
 
 @dataclass(frozen=True)
 class DeviceInputs:
     """A device by name, or by its numbers."""
+
+    SETTINGS: ClassVar[tuple[str, ...]] = ("bandwidth", "flops", "memory")
 
     hardware: str = ""
     """A device by name (h100, a100, l4, ...), which gives the numbers below"""

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from penstock.errors import ConfigError
+from penstock.runtime.models.ranks import Ranks
 from penstock.runtime.models.spec import GQA, MLP, Attention, ModelSpec, MoE
 from penstock.tools.cost.hardware import Hardware, Link
 
@@ -43,6 +44,11 @@ class Layout:
                 f"{self.data}; choose a multiple of {self.num_sharing} copies, or an expert parallelism that divides "
                 f"{self.tensor * self.data}"
             )
+
+    @property
+    def ranks(self) -> Ranks:
+        """As the engine deals a model out, to the copies that share experts as if they were one."""
+        return Ranks(self.tensor, self.pipeline, self.expert)
 
     @property
     def devices_per_copy(self) -> int:

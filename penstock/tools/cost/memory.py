@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from itertools import pairwise
 
-from penstock.runtime.models.spec import Layer, ModelSpec, MoE
+from penstock.runtime.models.sharding import ModelShard, shard_model
+from penstock.runtime.models.spec import GQA, Layer, ModelSpec, MoE
 from penstock.tools.cost.layout import SINGLE, Layout
 from penstock.tools.cost.precision import Precision
 
@@ -15,7 +16,11 @@ SLACK_BYTES = 1 << 30
 
 
 def weight_bytes(spec: ModelSpec, precision: Precision, layout: Layout = SINGLE) -> int:
-    """Embedding rows lie on the first stage, the output matrix on the last; norms and routers on every device."""
+    """What the fullest rank loads. Of a model that the engine does not deal out, cut evenly: embedding rows lie on the first
+    stage, the output matrix on the last; norms and routers on every device."""
+    shards = _shards(spec, layout)
+    if shards:
+        return round(max(shard.num_parameters for shard in shards) * precision.weight_bytes)
     parts = spec.parameters_by_part
     stages = _stages(spec, layout)
     sizes: list[float] = [sum(_layer_parameters(spec, layer, layout) for layer in stage) for stage in stages]
@@ -30,7 +35,10 @@ def weight_bytes(spec: ModelSpec, precision: Precision, layout: Layout = SINGLE)
 
 def kv_fraction(spec: ModelSpec, layout: Layout = SINGLE) -> float:
     """Share of a token's keys and values that lies on one device; multiply a number's bytes with it to size that device."""
-    total = sum(layer.attention.kv_values_per_token for layer in spec.layers)
+    total = _kv_values(spec.layers)
+    shards = _shards(spec, layout)
+    if shards:
+        return max(_kv_values(shard.spec.layers) for shard in shards) / total
     stages: list[float] = [
         sum(layer.attention.kv_values_per_token / layout.kv_shards(layer.attention) for layer in stage)
         for stage in _stages(spec, layout)
@@ -53,6 +61,20 @@ def activation_bytes(spec: ModelSpec, max_batch_tokens: int, layout: Layout = SI
 def reserve_bytes(spec: ModelSpec, max_sequences: int) -> int:
     """Scores of every sequence for each recorded batch size, and what allocators lose."""
     return GRAPH_SCORES * max_sequences * spec.vocab_size * _LOGIT_BYTES + SLACK_BYTES
+
+
+def _shards(spec: ModelSpec, layout: Layout) -> tuple[ModelShard, ...]:
+    """The first rank of each stage, which holds most of it; nothing of a model that the engine does not deal out."""
+    if layout.tensor * layout.pipeline * layout.expert == 1 or not spec.generates:
+        return ()
+    if not all(isinstance(layer.attention, GQA) for layer in spec.layers):
+        return ()
+    ranks = layout.ranks
+    return tuple(shard_model(spec, ranks, stage * ranks.per_stage) for stage in range(ranks.pipeline))
+
+
+def _kv_values(layers: Sequence[Layer]) -> int:
+    return sum(layer.attention.kv_values_per_token for layer in layers)
 
 
 def _stages(spec: ModelSpec, layout: Layout) -> list[Sequence[Layer]]:

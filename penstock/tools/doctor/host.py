@@ -99,9 +99,12 @@ HOST_RULES: tuple[Rule, ...] = (
         verdict=Verdict.WARNING,
         weight=77,
         symptom="other programs use this machine's processors",
-        reads=("others_fraction",),
-        condition=lambda signs: signs.others_fraction > 0.2,
-        evidence=lambda signs: f"{100 * signs.others_fraction:.0f} % of processor time went to them",
+        reads=("others_fraction", "waited_per_s"),
+        condition=lambda signs: signs.others_fraction > 0.2 and signs.waited_per_s > 0.1,
+        evidence=lambda signs: (
+            f"{100 * signs.others_fraction:.0f} % of processor time went to them; threads of this server waited "
+            f"{signs.waited_per_s:.2f} s for a processor in every second"
+        ),
         remedy="stop what else computes here (top names it), or give the server cores of its own (taskset)",
     ),
     Rule(
@@ -141,7 +144,7 @@ HOST_RULES: tuple[Rule, ...] = (
         id="small-steps",
         layer=ServiceLayer.L4,
         verdict=Verdict.WARNING,
-        weight=71,
+        weight=73,
         symptom="prompts are cut into many small steps",
         reads=(
             "max_batch_tokens",

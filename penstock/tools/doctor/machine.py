@@ -22,7 +22,8 @@ def machine_signs(before: Page, after: Page, window_s: float) -> dict[str, float
         values = [sample.value for sample in after.get(name, ())]
         return pick(values) if values else math.nan
 
-    whole_s = gone(HOST)
+    whole_s, waited_s = gone(HOST), gone("penstock_host_waiting_seconds_total")
+    others = _share(gone(HOST, use="other"), whole_s)
     numa = gone("penstock_host_numa_pages_total")
     joules = math.fsum(value for name in ENERGY if not math.isnan(value := gone(name)))
     tokens, ended = gone("vllm:generation_tokens_total"), gone("vllm:request_success_total")
@@ -33,7 +34,8 @@ def machine_signs(before: Page, after: Page, window_s: float) -> dict[str, float
     )
     return {
         "stolen_fraction": _share(gone(HOST, use="stolen"), whole_s),
-        "others_fraction": _share(gone(HOST, use="other"), whole_s),
+        "others_fraction": others,
+        "waited_per_s": others if math.isnan(waited_s) else waited_s / window_s,
         "throttled_fraction": _share(
             gone("penstock_host_throttled_periods_total"), gone("penstock_host_periods_total")
         ),
@@ -53,6 +55,7 @@ def machine_signs(before: Page, after: Page, window_s: float) -> dict[str, float
         "weight_bits": _share(8.0 * weights, parameters),
         "energy_per_token_j": _share(joules, tokens) if joules else math.nan,
         "energy_per_request_j": _share(joules, ended) if joules else math.nan,
+        "dollars_per_request": _share(gone("penstock_cost_dollars_total"), ended),
         "mfu": _share(2.0 * parameters * computed / window_s, now("penstock_machine_flops", max)),
         "mbu": _share(read / window_s, now("penstock_machine_bytes_per_second", max)),
     }

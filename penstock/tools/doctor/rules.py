@@ -34,7 +34,7 @@ RULES: tuple[Rule, ...] = (
         reads=("health_status",),
         condition=lambda signs: signs.health_status >= 500.0,
         evidence=lambda signs: f"/health answers {signs.health_status:.0f}: the model loads, restarts or is shut down",
-        remedy="read the last lines the server printed; if steps are merely long raise --hang-s, "
+        remedy="read the last lines the server printed; if steps are merely long raise hang-s, "
         "if memory ran out lower --memory-fraction",
     ),
     Rule(
@@ -57,7 +57,7 @@ RULES: tuple[Rule, ...] = (
         reads=("num_running_before", "num_running", "steps_per_s"),
         condition=lambda signs: signs.num_running_before > 0 and signs.num_running > 0 and signs.steps_per_s == 0,
         evidence=lambda signs: f"{signs.num_running:.0f} running, no step in {signs.window_s:.1f} s",
-        remedy="the engine is replaced after --hang-s of silence; if prompts are long lower --max-batch-tokens",
+        remedy="the engine is replaced after hang-s of silence; if prompts are long lower --max-batch-tokens",
     ),
     Rule(
         id="server-restarted",
@@ -82,7 +82,7 @@ RULES: tuple[Rule, ...] = (
             f"{signs.num_new_restarts:.0f} new engines in {signs.window_s:.1f} s, "
             f"{signs.num_restarts:.0f} since the server began"
         ),
-        remedy="read what the server printed before each; if steps are merely long raise --hang-s, "
+        remedy="read what the server printed before each; if steps are merely long raise hang-s, "
         "if memory ran out lower --memory-fraction",
     ),
     Rule(
@@ -96,7 +96,7 @@ RULES: tuple[Rule, ...] = (
         evidence=lambda signs: (
             f"{signs.num_restarts:.0f} engines since the first, none in the last {signs.window_s:.1f} s"
         ),
-        remedy="read what the server printed then; if steps are merely long raise --hang-s",
+        remedy="read what the server printed then; if steps are merely long raise hang-s",
     ),
     Rule(
         id="requests-fail",
@@ -132,13 +132,13 @@ RULES: tuple[Rule, ...] = (
         condition=lambda signs: signs.refused_per_s > 0,
         evidence=lambda signs: f"{signs.refused_per_s:,.1f} refused and {signs.started_per_s:,.1f} begun a second",
         remedy="add a replica or slow the clients down by Retry-After; if waiting longer is better than being refused "
-        "raise --max-waiting and --max-waiting-tokens",
+        "raise --max-waiting and max-waiting-tokens",
     ),
     Rule(
         id="queue-grows",
         layer=ServiceLayer.L4,
         verdict=Verdict.FAULT,
-        weight=78,
+        weight=71,
         symptom="requests arrive faster than they are served",
         reads=("num_waiting_before", "num_waiting", "started_per_s"),
         condition=lambda signs: (
@@ -198,7 +198,7 @@ RULES: tuple[Rule, ...] = (
             f"KV cache {100 * signs.kv_usage_fraction:.0f} % full"
         ),
         remedy="if as many run as --max-sequences allows, raise it; if prompts are long raise --max-batch-tokens; "
-        "keep to --batching continuous",
+        "keep to batching=continuous",
     ),
     Rule(
         id="queue-long",
@@ -316,7 +316,7 @@ RULES: tuple[Rule, ...] = (
         condition=lambda signs: signs.num_aborts >= FEW and signs.num_aborts > 0.2 * signs.num_ended,
         evidence=lambda signs: f"{signs.num_aborts:.0f} of {signs.num_ended:.0f} that ended were given up",
         remedy="compare the clients' time limits with the times below, and let them stream; if their readers stalled, "
-        "--stall-s is how long that is allowed",
+        "stall-s is how long that is allowed",
     ),
     Rule(
         id="slow-readers",
@@ -331,7 +331,7 @@ RULES: tuple[Rule, ...] = (
         evidence=lambda signs: (
             f"{signs.num_unread:.0f} of {signs.num_calls:.0f} open calls have nothing left to compute"
         ),
-        remedy="see that clients and proxies read streams as they come; --stall-s is how long one may stop reading",
+        remedy="see that clients and proxies read streams as they come; stall-s is how long one may stop reading",
     ),
     Rule(
         id="locked-out",
@@ -342,7 +342,7 @@ RULES: tuple[Rule, ...] = (
         reads=("num_locked_out", "num_answers"),
         condition=lambda signs: signs.num_locked_out >= FEW and signs.num_locked_out > 0.05 * signs.num_answers,
         evidence=lambda signs: f"{signs.num_locked_out:.0f} of {signs.num_answers:.0f} answers are 401 or 403",
-        remedy="give clients a key the server knows (--api-key); after 403 allow their --allowed-host or --allowed-origin",
+        remedy="give clients a key the server knows (--api-key); after 403 allow their --allowed-host or allowed-origin",
     ),
     Rule(
         id="bad-requests",
@@ -353,7 +353,7 @@ RULES: tuple[Rule, ...] = (
         reads=("num_bad_requests", "num_answers"),
         condition=lambda signs: signs.num_bad_requests >= FEW and signs.num_bad_requests > 0.2 * signs.num_answers,
         evidence=lambda signs: f"{signs.num_bad_requests:.0f} of {signs.num_answers:.0f} answers are 4xx",
-        remedy="read the message of such an answer, and /docs of the server; --max-context and --max-body-mib bound sizes",
+        remedy="read the message of such an answer, and /docs of the server; --max-context and max-body-mib bound sizes",
     ),
 )
 """Every rule can be reached, and none speaks of a healthy server."""

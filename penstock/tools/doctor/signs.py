@@ -85,6 +85,8 @@ class Signs:
     stolen_fraction: float = math.nan
     """Of the machine's processors, what a hypervisor gave to others; then what other programs used."""
     others_fraction: float = math.nan
+    waited_per_s: float = math.nan
+    """Seconds that its threads waited for a processor, all together; others' share where the system counts no waits."""
     throttled_fraction: float = math.nan
     """Of the periods in which a container's processor time is counted, those in which it ran out."""
     swapped_per_s: float = math.nan
@@ -107,6 +109,7 @@ class Signs:
     """Of a parameter that a token is multiplied with, in memory."""
     energy_per_token_j: float = math.nan
     energy_per_request_j: float = math.nan
+    dollars_per_request: float = math.nan
     mfu: float = math.nan
     """Operations a second over what the machine was measured to compute; then bytes over what it reads."""
     mbu: float = math.nan

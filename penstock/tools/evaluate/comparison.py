@@ -30,7 +30,7 @@ def _perplexity(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str
     """Of the same windows: what one model loses against the other in each decides."""
     counts, more = ([count for count, _ in report["windows"]] for report in (first, second))
     if counts != more:
-        raise ConfigError("the reports have different windows; use the same --tokens, --context and --stride")
+        raise ConfigError("the reports have different windows; use the same --tokens, --context and stride")
     lost = [a - b for (_, a), (_, b) in zip(first["windows"], second["windows"])]
     difference = ratio_of_sums(lost, counts)
     ratio = Estimate(*(math.exp(min(each, 50.0)) - 1 for each in difference))

@@ -116,7 +116,7 @@ class SavedLogits:
         """The next window's rows and how likely its tokens were; it must be the same text."""
         begin, end = self._reached, self._reached + len(token_ids)
         if self._parts["text"][begin:end].tolist() != token_ids:
-            raise ConfigError("--reference was saved on another text, or with other --tokens, --context or --stride")
+            raise ConfigError("--reference was saved on another text, or with other --tokens, --context or stride")
         self._reached = end
         tokens, logprobs, rest, own = (torch.from_numpy(self._parts[name][begin:end].copy()) for name in _ROWS)
         return KeptRows(tokens, logprobs, rest), float(own.double().sum())

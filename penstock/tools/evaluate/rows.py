@@ -18,20 +18,25 @@ class RowSink:
     def __init__(self, score: Callable[[Tensor], Tensor], vocab_size: int) -> None:
         self._score = score
         self._at_once = max(1, SCORES_AT_ONCE // vocab_size)
-        self._rows: list[Tensor] = []
+        self._kept = torch.empty((0, vocab_size))
+        self._reached = 0
 
     @torch.inference_mode()
     def put(self, chunks: Sequence[Chunk], hidden: Tensor) -> None:
-        for begin in range(0, len(hidden), self._at_once):
-            scores = self._score(hidden[begin : begin + self._at_once])
-            self._rows.append(torch.log_softmax(scores.float(), dim=-1).cpu())
+        short = self._reached + len(hidden) - len(self._kept)
+        if short > 0:
+            self._kept = torch.cat((self._kept, self._kept.new_empty((short, self._kept.shape[1]))))
+        for part in hidden.split(self._at_once):  # type: ignore[no-untyped-call]
+            end = self._reached + len(part)
+            self._kept[self._reached : end] = torch.log_softmax(self._score(part).float(), dim=-1)
+            self._reached = end
 
     def put_decodes(self, rows: Sequence[int], starts: Sequence[int], hidden: Tensor) -> None:
         """Nothing beyond the text is of interest."""
 
     def take(self) -> Tensor:
-        """[tokens, vocabulary], in float32."""
-        rows, self._rows = torch.cat(self._rows), []
+        """[tokens, vocabulary], in float32; they stand until the next text's are put in their place."""
+        rows, self._reached = self._kept[: self._reached], 0
         return rows
 
 

@@ -214,7 +214,7 @@ def measure(
     served = serve_live(engine, workload, between)
     fraction = disturbance.fraction
     own = steps[num_before:]
-    replayed = replay(fleet, workload, served, own) if own else None
+    replayed = replay(fleet, workload, served, own) if own and not workload.later else None
     return Measurement(MeasuredRun.of(served.timelines.ended, served.duration_s), fraction, replayed, own)
 
 

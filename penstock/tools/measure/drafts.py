@@ -24,7 +24,7 @@ def measure_drafts(
     others are tried beside its own."""
     if len(token_ids) < LEAST_TOKENS:
         raise ConfigError(f"the text has {len(token_ids)} tokens; give one of {LEAST_TOKENS} or more")
-    proposals = engine.proposals
+    proposals = engine.proposer.proposals
     if proposals is None:
         raise ConfigError("the engine does not speculate; choose --speculate auto")
     step_s = step_costs(engine, token_ids)
@@ -37,7 +37,7 @@ def measure_drafts(
 
 def step_costs(engine: Engine, token_ids: Sequence[int]) -> StepCost:
     """Steps that check so many drafts, all of them wrong: what they take does not depend on that."""
-    proposals = engine.proposals
+    proposals = engine.proposer.proposals
     if proposals is None:
         raise ConfigError("the engine does not speculate; choose --speculate auto")
     prompt, wrong = tuple(token_ids[:LEAST_TOKENS]), tuple(token_ids[::-1])

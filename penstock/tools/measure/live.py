@@ -6,15 +6,61 @@ The same timelines come out as of the simulator: a token counts when the turn of
 import os
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from heapq import heappop, heappush
+from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
 from penstock.metrics.timeline import Timelines
+from penstock.runtime.core.batch import Delta
+from penstock.runtime.core.request import Request
 from penstock.runtime.engine.engine import Engine
 from penstock.tools.workload.workload import Workload
 
 MAX_SLEEP_S = 0.5
+FIRST_TURN_ID = 10**12
+"""Of later turns: no workload numbers its requests so far."""
+
+
+class Coming:
+    """Requests in order of arrival: the workload's, and later turns, each so long after the answer before it."""
+
+    def __init__(self, workload: Workload) -> None:
+        self._first = deque(workload.requests)
+        self._later = dict(workload.later)
+        self._turns: list[tuple[float, int, Request]] = []
+        self._open: dict[int, tuple[Request, list[int]]] = {}
+        self._ids = count(FIRST_TURN_ID)
+
+    @property
+    def next_s(self) -> float | None:
+        """When the next one comes that is known of; None while none is."""
+        times = [self._first[0].arrival_s] if self._first else []
+        return min([*times, *(turn[0] for turn in self._turns[:1])], default=None)
+
+    def take(self, now: float) -> Iterator[Request]:
+        """Requests that have come by now."""
+        while (arrival_s := self.next_s) is not None and arrival_s <= now:
+            is_first = bool(self._first) and self._first[0].arrival_s == arrival_s
+            request = self._first.popleft() if is_first else heappop(self._turns)[2]
+            if request.request_id in self._later:
+                self._open[request.request_id] = (request, [])
+            yield request
+
+    def observe(self, deltas: Sequence[Delta], now: float) -> None:
+        for delta in deltas:
+            if delta.request_id not in self._open:
+                continue
+            request, answer = self._open[delta.request_id]
+            answer += delta.token_ids
+            if delta.finish is not None:
+                del self._open[delta.request_id]
+                turn, *rest = self._later.pop(delta.request_id)
+                following = turn.after(request, answer, next(self._ids), now + turn.think_s)
+                if rest:
+                    self._later[following.request_id] = rest
+                heappush(self._turns, (following.arrival_s, following.request_id, following))
 
 
 class Served(NamedTuple):
@@ -34,24 +80,25 @@ def serve_live(engine: Engine, workload: Workload, between: Callable[[], None] |
     left of the rest is rested afterwards.
     """
     timelines = Timelines()
-    coming = deque(workload.requests)
+    coming = Coming(workload)
     taken_s: dict[int, float] = {}
     handed_over: list[int] = []
     pauses: list[tuple[int, float]] = []
     first_turn_s: float | None = None
     first_step = engine.heartbeat.num_steps
     begin_s = time.monotonic()
-    while coming or engine.has_work:
+    while coming.next_s is not None or engine.has_work:
         now = time.monotonic() - begin_s
-        while coming and coming[0].arrival_s <= now:
-            request = coming.popleft()
+        for request in coming.take(now):
             timelines.arrive(request.request_id, request.arrival_s, len(request.prompt), request.params.n)
             engine.submit(request)
             handed_over.append(request.request_id)
         if engine.has_work:
             num_steps = engine.heartbeat.num_steps
             deltas = engine.step()
-            timelines.observe(deltas, time.monotonic() - begin_s)
+            now = time.monotonic() - begin_s
+            timelines.observe(deltas, now)
+            coming.observe(deltas, now)
             turn_s = engine.heartbeat.time_s - begin_s
             first_turn_s = turn_s if first_turn_s is None else first_turn_s
             taken_s.update(dict.fromkeys(handed_over, turn_s - first_turn_s))
@@ -63,7 +110,7 @@ def serve_live(engine: Engine, workload: Workload, between: Callable[[], None] |
             between()
             pauses.append((engine.heartbeat.num_steps - first_step, time.monotonic() - rest_s))
             begin_s += pauses[-1][1]
-        _sleep(engine, coming[0].arrival_s + begin_s if coming else None)
+        _sleep(engine, None if coming.next_s is None else coming.next_s + begin_s)
     return Served(timelines, time.monotonic() - begin_s, taken_s, first_turn_s or 0.0, pauses)
 
 

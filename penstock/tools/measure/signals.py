@@ -38,7 +38,10 @@ class HostSignals:
         if len(ticks) == FIRST_TICKS:
             per_s = os.sysconf("SC_CLK_TCK")
             busy = sum(ticks) - ticks[3] - ticks[4] - ticks[7]
-            own_s = self._own_s()
+            own_s, waited_s = self._own_s()
+            if waited_s is not None:
+                help = "Seconds in which own threads were ready and did not run"
+                yield _counted("penstock_host_waiting_seconds", help, waited_s)
             name, help = "penstock_host_processor_seconds", "Seconds of all processors, by who used them"
             counter = Counter(name, help)
             for use, seconds in (
@@ -57,9 +60,10 @@ class HostSignals:
         if nodes:
             yield _gauge("penstock_host_numa_nodes", "Memory nodes of this machine", nodes)
 
-    def _own_s(self) -> float:
-        """Of this process and all that it started."""
-        total, pending, seen = 0.0, [os.getpid()], set()
+    def _own_s(self) -> tuple[float, float | None]:
+        """Of this process and all that it started: seconds computed, and seconds that threads waited for a processor, where
+        the system counts them."""
+        total, waited_ns, pending, seen = 0.0, list[int](), [os.getpid()], set()
         while pending:
             pid = pending.pop()
             if pid in seen:
@@ -68,8 +72,12 @@ class HostSignals:
             fields = self._text(f"proc/{pid}/stat").rpartition(")")[2].split()
             if len(fields) > 13:
                 total += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-            pending += [int(word) for word in self._text(f"proc/{pid}/task/{pid}/children").split()]
-        return total
+            for task in self._glob(f"proc/{pid}/task/*"):  # any thread may have started a process
+                name = str(task.relative_to(self._root))
+                pending += [int(word) for word in self._text(f"{name}/children").split()]
+                words = self._text(f"{name}/schedstat").split()
+                waited_ns += [int(words[1])] if len(words) == 3 else []
+        return total, sum(waited_ns) / 1e9 if waited_ns else None
 
     def _limits(self) -> Iterator[Metric]:
         periods = self._group.periods

@@ -20,6 +20,8 @@ from penstock.tools.cost.parts import PartWork
 
 FIRST_ID = 1 << 41
 WARM_UP_STEPS = 4
+MOST_SPANS = 4000
+"""Parts of a step that a timeline shows."""
 
 
 class StepShape(NamedTuple):
@@ -186,6 +188,15 @@ def _beside(row: PartRow, work: PartWork | None, ceilings: Ceilings, number_form
         work.flops / row.seconds,
         work.floor_s(ceilings, number_format),
     )
+
+
+def timeline(spans: Sequence[TracedSpan], num_steps: int) -> list[TracedSpan]:
+    """Parts of one step in order, from its begin: of the steps watched, one in the middle."""
+    ordered = sorted(spans, key=lambda one: one.start_s)
+    size = len(ordered) // max(num_steps, 1)
+    first = size * (num_steps // 2)
+    step = ordered[first : first + min(size, MOST_SPANS)]
+    return [one._replace(start_s=one.start_s - step[0].start_s) for one in step]
 
 
 def chrome_trace(spans: Sequence[TracedSpan], name: str) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from penstock.errors import ConfigError
 from penstock.runtime.core.batch import Batch, Chunk
@@ -22,6 +22,16 @@ PURCHASE = {"on-demand": 1.0, "reserved": 0.6, "spot": 0.35}
 class Assumptions:
     """What self-hosting is weighed with."""
 
+    SETTINGS: ClassVar[tuple[str, ...]] = (
+        "api_batch",
+        "api_cached",
+        "engineer_hours",
+        "engineer_price",
+        "utilization",
+        "api_in",
+        "api_out",
+    )
+
     utilization: float = 0.7
     """Share of its capacity that a fleet is used at, over a month"""
     engineer_hours: float = 20.0
@@ -39,15 +49,15 @@ class Assumptions:
 
     def __post_init__(self) -> None:
         if not 0.0 < self.utilization <= 1.0:
-            raise ConfigError(f"--utilization is {self.utilization}; choose a share above 0, at most 1")
+            raise ConfigError(f"utilization is {self.utilization}; choose a share above 0, at most 1")
         if not 0.0 <= self.api_batch <= 1.0:
-            raise ConfigError(f"--api-batch is {self.api_batch}; choose a share from 0 to 1")
+            raise ConfigError(f"api-batch is {self.api_batch}; choose a share from 0 to 1")
         for name in ("engineer_hours", "engineer_price", "api_in", "api_out", "api_cached"):
             value = getattr(self, name)
             if value is not None and not 0.0 <= value <= 1e6:
-                raise ConfigError(f"--{name.replace('_', '-')} is {value}; choose 0 or more")
+                raise ConfigError(f"{name.replace('_', '-')} is {value}; choose 0 or more")
         if (self.api_in is None) != (self.api_out is None):
-            raise ConfigError("an API has a price for prompts and one for answers; give --api-in and --api-out")
+            raise ConfigError("an API has a price for prompts and one for answers; give api-in and api-out")
 
 
 @dataclass(frozen=True, slots=True)

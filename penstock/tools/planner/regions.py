@@ -41,15 +41,15 @@ def read_regions(text: str) -> tuple[RegionShare, ...]:
         except ValueError:
             share = -1.0
         if not sign or not place or not 0.0 < share <= 1.0:
-            raise ConfigError(f"--regions takes NAME=SHARE or NAME@DEVICE=SHARE with commas between, not {part!r}")
+            raise ConfigError(f"regions takes NAME=SHARE or NAME@DEVICE=SHARE with commas between, not {part!r}")
         found.append(RegionShare(place, share, device))
     total = sum(one.share for one in found)
     if found and abs(total - 1.0) > 0.01:
         raise ConfigError(
-            f"the shares of --regions add up to {total:g}; they are shares of the whole load and add up to 1"
+            f"the shares of regions add up to {total:g}; they are shares of the whole load and add up to 1"
         )
     if len({one.name for one in found}) < len(found):
-        raise ConfigError("--regions names a region twice; give it one share")
+        raise ConfigError("regions names a region twice; give it one share")
     return tuple(found)
 
 

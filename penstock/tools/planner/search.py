@@ -170,7 +170,8 @@ class Search:
                 remedy = self.evaluate(constraint.remedy, option.steady, demand)
             except ConfigError:
                 remedy = None
-        plan = replace(plan, chosen=option, constraint=constraint, remedy=remedy, pareto=_pareto(plan.options, demand))
+        measured = [option if one.candidate.key == option.candidate.key else one for one in plan.options]
+        plan = replace(plan, chosen=option, constraint=constraint, remedy=remedy, pareto=_pareto(measured, demand))
         if not option.num_replicas:
             return plan
         cost = None

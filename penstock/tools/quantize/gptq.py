@@ -4,9 +4,10 @@
 are fixed before, in the file's own order, so that what is written needs no order of its own (`actorder: static`).
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import lru_cache, partial
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from penstock.tools.quantize.integers import Grid, IntegerCodes, IntegerEncoding
 
 BLOCK = 32
 ROWS_AT_ONCE = 4096
+ROWS_ON_GPU = 32768
 DAMPING = 0.01
 """Of the mean diagonal, added to it: inputs that calibration hardly moves must not be trusted with large corrections."""
 MOST_DAMPING = 1.0
@@ -29,7 +31,7 @@ def solve(weight: Tensor, hessian: Tensor, encoding: IntegerEncoding, damping: f
     upper = _inverse_factor(hessian, is_dead, order, damping)
     parts = []
     with _one_thread():
-        for rows in weight.split(ROWS_AT_ONCE):  # type: ignore[no-untyped-call]
+        for rows in weight.split(ROWS_ON_GPU if weight.is_cuda else ROWS_AT_ONCE):  # type: ignore[no-untyped-call]
             grid = encoding.grid(rows, importance)
             parts.append(IntegerCodes(_values(rows, grid, upper, order, is_dead, encoding.most), grid))
     scales, zeros = (torch.cat([getattr(part.grid, name) for part in parts]) for name in ("scales", "zeros"))
@@ -54,18 +56,52 @@ def _values(weight: Tensor, grid: Grid, upper: Tensor, order: Tensor, is_dead: T
     columns = weight.t()[order]
     columns[is_dead[order]] = 0
     values = torch.empty_like(columns, dtype=torch.uint8)
+    on_gpu = columns.is_cuda and len(columns) % BLOCK == 0
+    rounded = _recorded(columns.shape[1], most, columns.device) if on_gpu else partial(_round_block, most=most)
     for start in range(0, len(columns), BLOCK):
         stop = min(start + BLOCK, len(columns))
-        block, factor = columns[start:stop], upper[start:stop, start:stop]
-        errors = torch.empty_like(block)
-        for place in range(stop - start):
-            scale, zero = scales[start + place], zeros[start + place]
-            value = (block[place] / scale).add_(zero).round_().clamp_(0, most)
-            values[start + place] = value.to(torch.uint8)
-            errors[place] = value.sub_(zero).mul_(scale).sub_(block[place]).div_(-factor[place, place])
-            block[place + 1 :].addr_(factor[place, place + 1 :], errors[place], alpha=-1)
-        columns[stop:].addmm_(upper[start:stop, stop:].t(), errors, alpha=-1)
+        here = slice(start, stop)
+        values[here], errors = rounded(columns[here], scales[here], zeros[here], upper[here, here])
+        columns[stop:].addmm_(upper[here, stop:].t(), errors, alpha=-1)
     return values[torch.argsort(order)].t().contiguous()
+
+
+def _round_block(block: Tensor, scales: Tensor, zeros: Tensor, factor: Tensor, most: int) -> tuple[Tensor, Tensor]:
+    """Values of neighbouring columns, and what is to be spread over those behind them; `block` is written over."""
+    values, errors = torch.empty_like(block), torch.empty_like(block)
+    for place, (column, scale, zero) in enumerate(zip(block, scales, zeros)):
+        torch.div(column, scale, out=values[place]).add_(zero).round_().clamp_(0, most)
+        torch.sub(values[place], zero, out=errors[place]).mul_(scale).sub_(column).div_(-factor[place, place])
+        block[place + 1 :].addr_(factor[place, place + 1 :], errors[place], alpha=-1)
+    return values, errors
+
+
+RoundBlock = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+@lru_cache(maxsize=4)
+def _recorded(num_rows: int, most: int, device: torch.device) -> RoundBlock:
+    """`_round_block` of a GPU, as one launch instead of some hundred, which take longer to ask for than to compute."""
+    block, scales, zeros = torch.ones((3, BLOCK, num_rows), device=device).unbind()
+    factor = torch.eye(BLOCK, device=device)
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        _round_block(
+            block, scales, zeros, factor, most
+        )  # libraries allocate what they need before a recording, not in it
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # another thread may read the next layer
+        found = _round_block(block, scales, zeros, factor, most)
+
+    def run(*given: Tensor) -> tuple[Tensor, Tensor]:
+        for place, numbers in zip((block, scales, zeros, factor), given):
+            place.copy_(numbers)
+        graph.replay()
+        return found
+
+    return run
 
 
 def _inverse_factor(hessian: Tensor, is_dead: Tensor, order: Tensor, damping: float) -> Tensor:

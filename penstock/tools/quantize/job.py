@@ -1,7 +1,7 @@
 """One model made smaller: tensors planned, then layer by layer calibrated, rounded, written, and gone on from.
 
-In memory at a time: one layer, what was seen of its inputs, and the hidden states of the calibration text. After each layer the
-job can be stopped, and goes on from there when it is started again.
+In memory at a time: one layer (on a GPU also the next one), what was seen of its inputs, and the hidden states of the
+calibration text. After each layer the job can be stopped, and goes on from there when it is started again.
 """
 
 import hashlib
@@ -9,6 +9,7 @@ import json
 import math
 import shutil
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 
 from penstock.errors import ConfigError, PenstockError
 from penstock.runtime.formats.tensor_file import PlannedTensor, TensorFile
+from penstock.runtime.layers.decoder import Decoder
 from penstock.runtime.layers.layer import AnyLayer
 from penstock.runtime.models.spec import only_gqa
 from penstock.tools.quantize import gptq
@@ -163,12 +165,22 @@ class Making:
             self._write_ends(file)
             if walk is not None:
                 walk.begin()
-        for number in range(done, total):
+        for number, model in enumerate(self._layers(done, total), done):
             progress("layers", number, total)
-            self._layer(number, walk, file)
+            self._layer(number, model, walk, file)
             file.sync()
             self._keep(number + 1, walk)
         progress("layers", total, total)
+
+    def _layers(self, first: int, end: int) -> Iterator[Decoder]:
+        """With numbers. On a GPU the next one is read beside the work on one, but for the first, which records launches."""
+        with ThreadPoolExecutor(max_workers=1) as reader:
+            beside = self.original.device.type == "cuda"
+            coming = None
+            for number in range(first, end):
+                model = self.original.layer(number) if coming is None else coming.result()
+                coming = reader.submit(self.original.layer, number + 1) if beside and first < number < end - 1 else None
+                yield model
 
     def _write_ends(self, file: TensorFile) -> None:
         for name, parameter in self._parameters():
@@ -180,12 +192,11 @@ class Making:
                 file.put(name, np.array(factors, np.float32))
 
     @torch.inference_mode()
-    def _layer(self, number: int, walk: LayerWalk | None, file: TensorFile) -> None:
-        model = self.original.layer(number)
+    def _layer(self, number: int, model: Decoder, walk: LayerWalk | None, file: TensorFile) -> None:
         layer = cast(AnyLayer, model.layers[0])
         seen: dict[str, ObservedLinear] = {}
         if walk is not None:
-            with observed(layer, products=self.method != "round") as seen:
+            with observed(layer, self.method != "round", sizes=self.method in ("awq", "smooth")) as seen:
                 walk.run(model, keep=False)
         if self.method == "awq" and isinstance(self.scheme.encoding, IntegerEncoding):
             scale_awq(layer, seen, self.scheme.encoding)

@@ -76,7 +76,7 @@ class Scheme:
         if not isinstance(encoding, IntegerEncoding) or encoding.group is None:
             if asked is not None:
                 raise ConfigError(
-                    f"--group is for formats with groups of whole numbers, not for {self.name}; leave it out"
+                    f"group is for formats with groups of whole numbers, not for {self.name}; leave it out"
                 )
             return self
         widths = {spec.hidden_size}

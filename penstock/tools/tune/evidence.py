@@ -46,11 +46,13 @@ class Tuned:
     winner: TriedSetting | None
     """None where the default is kept."""
     default_good: float | None
+    """Of its requests, those served in time as measured."""
     tried: Sequence[TriedSetting]
     num_simulated: int
     simulated_s: float
     measured_s: float
     shares: Mapping[str, float] = field(default_factory=dict)
+    default_predicted: float | None = None
     tau: float | None = None
     """Agreement of the simulator's ranking with the measured one."""
     doubts: Sequence[str] = ()

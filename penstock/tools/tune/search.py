@@ -15,7 +15,7 @@ KEPT_FRACTION = 0.25
 """Of the settings, those that a first, short look leaves for a longer one."""
 MET = 0.97
 """Of requests: a default that serves so many in time leaves nothing to tune at this load."""
-STRAINED = 0.85
+STRAINED = 0.7
 """Of requests: where settings differ, not all of them are served in time."""
 FACTORS = (1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 13.0, 16.0)
 ALIKE = 0.01
@@ -80,6 +80,8 @@ class SettingSearch:
     machine: TunedMachine
     show: Callable[[int, int], None] = lambda done, total: None
     """Told how many of how many are simulated."""
+    each: Callable[[Callable[[Setting], Score | None], Iterable[Setting]], Iterable[Score | None]] = map
+    """Calls a function for each of the settings: `map`, or what does it on several processors."""
 
     def strained(self, loads_at: Callable[[float], Loads]) -> float:
         """How many times the load there must be before the default fails some requests: 1 where it does as it is."""
@@ -103,14 +105,18 @@ class SettingSearch:
         seen = {one.setting for one in longer}
         return [*longer, *(one for one in first if one.setting not in seen)]
 
-    def _scores(self, tried: Iterable[Setting], loads: Loads, total: int) -> list[Ranked]:
-        found = []
-        for number, setting in enumerate(tried):
-            self.show(number, total)
+    def _scores(self, tried: Sequence[Setting], loads: Loads, total: int) -> list[Ranked]:
+        def look(setting: Setting) -> Score | None:
             try:
-                found.append(Ranked(setting, score(self.fleet_of(setting), loads, self.slo), len(loads)))
+                return score(self.fleet_of(setting), loads, self.slo)
             except ConfigError:
-                continue  # a setting that does not fit this machine
+                return None  # it does not fit this machine
+
+        found = []
+        for number, (setting, one) in enumerate(zip(tried, self.each(look, tried), strict=True)):
+            self.show(number, total)
+            if one is not None:
+                found.append(Ranked(setting, one, len(loads)))
         return sorted(found, key=_rank, reverse=True)
 
 

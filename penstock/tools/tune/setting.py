@@ -12,6 +12,7 @@ BATCH_TOKENS = (None, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 SEQUENCES = (4, 8, 16, 32, 64, 128, 256)
 WAITING = (1024, 64, 16, 4)
 BLOCK_SIZES = (16, 32, 64)
+HOST_TIER = "4GiB"
 KV_MEMORY = (None, "256MiB", "2GiB", "4GiB")
 
 
@@ -25,6 +26,7 @@ class Setting:
     block_size: int = 16
     kv_memory: str | None = None
     kv: KV = "auto"
+    kv_host: str | None = None
     weights: Weights = "auto"
     speculate: str | None = None
     tensor: int = 1
@@ -49,7 +51,7 @@ class Setting:
         return self.kv == "auto" and self.weights == "auto"
 
     def engine(self, base: EngineConfig) -> EngineConfig:
-        """The engine that such a server has, but for speculation, which a simulation leaves out."""
+        """The engine that such a server has, but for speculation and tiers, which a simulation leaves out."""
         return replace(
             base,
             model=replace(base.model, weights=self.weights) if self.weights != "auto" else base.model,
@@ -78,6 +80,7 @@ class Setting:
             block_bytes=block_bytes,
             num_blocks=max(kv_bytes // block_bytes, 1),
             num_kept_blocks=kept,
+            is_mixed=measured.is_mixed and self.max_batch_tokens is None,
         )
 
 
@@ -119,9 +122,12 @@ def variants(best: Sequence[Setting], machine: TunedMachine) -> Iterator[Setting
             yield one
 
 
-def unsimulated(best: Setting, machine: TunedMachine, *, speculates: bool, lossy: bool) -> list[Setting]:
-    """What no step times are known of: measured beside the best without being simulated."""
+def unsimulated(best: Setting, machine: TunedMachine, *, speculates: bool, lossy: bool, swaps: bool) -> list[Setting]:
+    """What no step times are known of: measured beside the best without being simulated. A cache that was too small for the
+    default, `swaps`, is tried with a tier in host memory."""
     found = [replace(best, speculate="off")] if speculates else []
+    if swaps:
+        found.append(replace(best, kv_host=HOST_TIER))
     if lossy:
         found.append(replace(best, kv="fp8" if machine.is_gpu else "int8"))
         if machine.is_gpu:
@@ -131,6 +137,8 @@ def unsimulated(best: Setting, machine: TunedMachine, *, speculates: bool, lossy
 
 def _fits(setting: Setting, machine: TunedMachine) -> bool:
     measured = machine.measured
+    if not measured.free_bytes:
+        return setting.kv_memory is None  # an engine that holds nothing
     room = measured.free_bytes - measured.workspace_bytes
     sizing = setting.sizing(measured)
     is_roomy = setting.replicas == 1 or machine.is_gpu

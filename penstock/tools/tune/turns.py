@@ -22,6 +22,8 @@ class Contest:
     contenders: tuple[str, ...]
     rounds: list[Mapping[str, float]] = field(default_factory=list)
     """Each has the default, under the empty name, and those that were still measured."""
+    left_out: frozenset[str] = frozenset()
+    """Contenders that the time is not spent on, though chance may have hidden that they are better."""
 
     def add(self, values: Mapping[str, float]) -> None:
         self.rounds.append(dict(values))
@@ -37,7 +39,12 @@ class Contest:
     @property
     def remaining(self) -> tuple[str, ...]:
         """Settings that are not excluded: chance may still have hidden that they are better."""
-        return tuple(name for name in self.contenders if not self._is_lost(name))
+        return tuple(name for name in self.contenders if name not in self.left_out and not self._is_lost(name))
+
+    def narrow(self, count: int) -> None:
+        """Go on with the best so far: rounds of few tell more than rounds of many."""
+        ordered = sorted(self.contenders, key=lambda name: self.gain(name).mean, reverse=True)
+        self.left_out |= frozenset(ordered[count:])
 
     @property
     def winner(self) -> str | None:

@@ -154,7 +154,7 @@ def _prompt_lengths(figures: Figures) -> str:
     found = f"prompts were {lengths.prompt_mean:,.1f} tokens on the average, not {lengths.prompt_asked:,.1f} as asked"
     if lengths.prompt_mean < lengths.prompt_asked:
         return found
-    return f"{found}: none is shorter than the chat template; ask for longer --prompts, or use --endpoint completions"
+    return f"{found}: none is shorter than the chat template; ask for longer --prompts, or use endpoint=completions"
 
 
 def _short_answers(figures: Figures) -> str:
