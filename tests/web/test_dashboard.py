@@ -1,6 +1,5 @@
 """The dashboard tells what /metrics tells, cancels what it says it cancels, and finds a server again that went away."""
 
-import socket
 import threading
 import time
 from contextlib import suppress
@@ -9,7 +8,7 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, TimeoutError, expect
 
-from tests.machine import PATIENCE_S
+from tests.machine import PATIENCE_S, free_port
 from tests.server.serving import KEY, Server, serving
 from tests.web.conftest import Seen
 
@@ -68,9 +67,7 @@ def test_cancel_frees_the_request_and_the_map_agrees_with_the_metrics(seen: Seen
 
 
 def test_the_stream_survives_a_restart_of_the_server(browser: Browser) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
+    port = str(free_port())
     context = browser.new_context()
     with serving("--port", port) as first:
         seen = Seen(context, first.url)

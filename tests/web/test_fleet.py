@@ -1,11 +1,15 @@
 """A router serves the app too: its fleet page shows the replicas, and chats go to them."""
 
 import re
+from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, expect
 
-from tests.router.service import service
+from tests.machine import wait_until
+from tests.router.service import routing, service, started_together
+from tests.server.serving import serving
 from tests.web.conftest import Seen
 
 pytestmark = pytest.mark.web
@@ -36,5 +40,37 @@ def test_a_router_shows_its_replicas_and_why_they_were_chosen(browser: Browser) 
         with routed.http() as http:
             assert http.get("/app/v1/events").status_code == 404, "nobody looks into an engine through a router"
             assert http.get("/assets/../../../etc/passwd").status_code in (400, 404)
+        assert not seen.faults
+        context.close()
+
+
+@pytest.mark.slow
+def test_roles_and_tiers_are_shown_where_they_work(browser: Browser, tmp_path: Path) -> None:
+    """The fleet page has each replica's role and what was handed over and why; the dashboard's memory map has the tiers."""
+    key = "what-all-replicas-know"
+    with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
+        patch.setenv("PENSTOCK_REPLICA_KEY", key)
+        roles = [serving("--role", role, model="oracle:step_ms=3", is_real=True) for role in ("prefill", "decode")]
+        servers = started_together(stack, roles)
+        urls = [word for server in servers for word in ("--replica", server.url)]
+        flags = ("--policy", "prefix-reported", "--handover", "always", "--slow-start-s", "0")
+        router = stack.enter_context(routing(*urls, *flags, servers=servers, PENSTOCK_REPLICA_KEY=key))
+        with router.http() as http:
+            wait_until(lambda: http.get("/router/replicas").text.count('"role":"') == 2)
+            for number in range(3):
+                http.post("/v1/completions", json={"prompt": f"{number} " * 200, "max_tokens": 3}).raise_for_status()
+        context = browser.new_context()
+        seen = Seen(context, router.url)
+        page = seen.go("fleet")
+        expect(page.get_by_role("table", name="Hand-overs")).to_contain_text("prefill")
+        expect(page.locator(".cards .card").filter(has_text="prefill")).not_to_have_count(0)
+        assert not seen.faults
+        context.close()
+    with serving("--kv-disk", str(tmp_path), model="default", is_real=True) as server:
+        context = browser.new_context()
+        seen = Seen(context, server.url)
+        page = seen.go("dashboard")
+        for tier in ("host", "disk", "loaded"):
+            expect(page.locator(f"[data-stat=tier-{tier}] .value")).to_be_visible()
         assert not seen.faults
         context.close()

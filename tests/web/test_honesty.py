@@ -35,6 +35,19 @@ def test_an_experiment_greys_what_is_of_the_run_before_and_its_gain_reads_forwar
     expect(gain).to_contain_text("+")
 
 
+def test_results_of_other_settings_are_grey_until_theirs_are_there(seen: Seen) -> None:
+    page = seen.go("explore/batching")
+    use = page.locator("[data-stat='static use'] .value")
+    expect(use).to_be_visible()
+    expect(page.locator(".stale")).to_have_count(0)
+    slots = page.get_by_role("spinbutton", name="Slots")
+    slots.fill("3")
+    slots.press("Enter")
+    expect(page.locator("[aria-busy=true].stale").filter(has=use)).to_be_visible()
+    expect(page.locator(".stale")).to_have_count(0)
+    expect(use).to_be_visible()
+
+
 def test_slots_in_use_are_a_share_of_all_slots(seen: Seen) -> None:
     page = seen.go("explore/batching")
     shares = {}
@@ -62,7 +75,7 @@ def test_a_split_has_a_mode_a_ratio_and_a_link(seen: Seen) -> None:
     page = seen.go("explore/split?mode=split&prefill=1&decode=2&link=1&requests=100&rate=1")
     expect(page.get_by_role("heading", name="split, 1 prefill : 2 decode")).to_be_visible()
     expect(page.locator("[data-stat='KV handed over in'] .value")).to_be_visible()
-    expect(page.get_by_label("The same as a command")).to_contain_text("--prefill-replicas 1 --transfer-gb-s 1")
+    expect(page.get_by_label("The same as a command")).to_contain_text("--prefill-replicas 1 transfer-gb-s=1")
 
 
 def test_advice_names_the_address_the_page_came_from(seen: Seen) -> None:

@@ -12,7 +12,19 @@ from tests.web.conftest import ROOT, Seen
 
 pytestmark = pytest.mark.web
 
-PAGES = ("playground", "dashboard", "fleet", "cockpit", "planner", "bench", "calculators", "advise", "explore", "quiz")
+PAGES = (
+    "playground",
+    "dashboard",
+    "fleet",
+    "cockpit",
+    "planner",
+    "bench",
+    "profile",
+    "calculators",
+    "advise",
+    "explore",
+)
+PAGES += ("quiz",)
 CARDS = (
     *("lifecycle", "decode-loop", "phases", "kv-growth", "hierarchy", "latency", "throughput", "batching"),
     *("attention", "blocks", "speculation", "memory", "parallelism", "prefix", "split"),

@@ -35,8 +35,7 @@ def tell_chunks(page: Page, deltas: list[dict[str, Any]]) -> None:
 
 def test_a_chat_streams_and_a_token_alternative_branches(seen: Seen) -> None:
     page = seen.go("playground")
-    page.get_by_label("Max tokens", exact=True).fill("12")
-    page.get_by_label("Max tokens", exact=True).press("Tab")
+    settle(page, 12)
     ask(page, "Name a river.")
     answer = page.get_by_role("article", name="Model")
     expect(answer.locator(".times")).to_contain_text("generated")
@@ -98,13 +97,15 @@ def test_an_answer_of_ten_megabytes_does_not_freeze_the_page(seen: Seen) -> None
 
 
 def settle(page: Page, tokens: int) -> None:
+    """So many tokens at most, and the same ones at every run."""
     page.get_by_label("Max tokens", exact=True).fill(str(tokens))
     page.get_by_label("Max tokens", exact=True).press("Tab")
+    page.get_by_label("Temperature", exact=True).fill("0")
+    page.get_by_label("Temperature", exact=True).press("Tab")
 
 
 def test_accepted_drafts_and_cached_prompt_tokens_are_marked(seen: Seen) -> None:
     page = seen.go("playground")
-    page.get_by_label("Temperature", exact=True).fill("0")
     settle(page, 60)
     text = "the water runs from the dam through the penstock to the turbine and on to the river below"
     ask(page, f"Repeat word for word: {text}. {text}. {text}.")

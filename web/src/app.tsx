@@ -33,6 +33,7 @@ const GROUPS: readonly (readonly [string, readonly Place[]])[] = [
       { name: "cockpit", title: "Cockpit", icon: "cockpit", load: async () => (await import("./pages/cockpit/page")).Cockpit },
       { name: "planner", title: "Planner", icon: "plan", load: async () => (await import("./pages/planner")).Planner },
       { name: "bench", title: "Bench", icon: "bench", needsEngine: true, load: async () => (await import("./pages/bench")).Bench },
+      { name: "profile", title: "Profile", icon: "layers", needsEngine: true, load: async () => (await import("./pages/profile")).Profile },
       { name: "calculators", title: "Calculators", icon: "sums", load: async () => (await import("./pages/calculators")).Calculators },
       { name: "advise", title: "Advice", icon: "tree", load: async () => (await import("./pages/advise")).Advise },
     ],

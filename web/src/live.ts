@@ -1,7 +1,7 @@
 /** The server's event stream: opened while a page needs it, opened again when it breaks. */
 import { signal } from "@preact/signals";
 import { useContext, useEffect, useState } from "preact/hooks";
-import { fleet, lookAtFleet } from "./about";
+import { fleet, lookAtFleet, refresh } from "./about";
 import { chosenModel, events, withModel } from "./api";
 import { SightContext } from "./ui/sight";
 
@@ -25,7 +25,8 @@ export interface OpenRow extends RequestRow {
   eta_s: number | null;
   age_s: number;
   prefill_fraction: number;
-  num_blocks: number;
+  /** Null while the engine has told nothing of it. */
+  num_blocks: number | null;
 }
 export interface Spread {
   p50: number | null;
@@ -103,6 +104,8 @@ export interface Live {
     /** Sequences at once, seconds a token, tokens a second in all. */
     frontier: [number, number, number][];
   };
+  /** Null where power cannot be read, or no price was told. */
+  power: { watts: number | null; dollars_per_hour: number | null };
   /** why, requests, prompt tokens computed */
   misses: [string, number, number][];
   refusals: RefusalRow[];
@@ -165,6 +168,7 @@ async function read(): Promise<void> {
     if (users === 0) break;
     if (isOther) continue;
     connection.value = "broken";
+    void refresh();
     await new Promise((done) => setTimeout(done, 1000));
   }
   connection.value = "idle";

@@ -119,10 +119,19 @@ export const only = (found: Simulated): Outcome => Object.values(found.report.re
 export const isUnstable = (found: Simulated): boolean => !only(found).queue.stability.is_stable;
 export const film = (found: Simulated): Frames | undefined => Object.values(found.frames ?? {})[0];
 
+/** What a command line calls NAME=VALUE, without dashes: the settings among what pages can set. */
+const SETTINGS = new Set(
+  (
+    "overlap max-pending draft-cost speculate-up-to local-below scale-by scale-target cold-start-s down-delay-s ttft-s tpot-s " +
+    "e2e-s batching gather-s max-waiting-tokens attainment duration-s trace-speed shared-fraction urgent-fraction sessions " +
+    "acceptance transfer-gb-s deadline-s tenants api-in api-out workload max-devices"
+  ).split(" "),
+);
+
 export function commandOf(name: string, flags: Flags, first = ""): string {
   const words = Object.entries(flags).map(([flag, value]) => {
-    if (typeof value === "boolean") return value ? `--${flag}` : `--no-${flag}`;
-    return `--${flag} ${/[^\w.,:-]/.test(String(value)) ? `"${value}"` : value}`;
+    if (typeof value === "boolean" && !SETTINGS.has(flag)) return value ? `--${flag}` : `--no-${flag}`;
+    return `${SETTINGS.has(flag) ? `${flag}=` : `--${flag} `}${/[^\w.,:-]/.test(String(value)) ? `"${value}"` : value}`;
   });
   return ["penstock", name, first, ...words].filter(Boolean).join(" ");
 }

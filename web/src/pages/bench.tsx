@@ -102,7 +102,7 @@ export function Bench(): JSX.Element {
               )}
             </div>
             {busy && <Spinner text={`running ${busy}`} />}
-            {targets.length === 0 && <p class="tiny faint">Other servers can be loaded from here once they are named: penstock serve --bench-target URL.</p>}
+            {targets.length === 0 && <p class="tiny faint">Other servers can be loaded from here once they are named: penstock serve bench-target=URL.</p>}
           </div>
         </Card>
         <div class="stack">

@@ -95,7 +95,7 @@ function One({ calculator, texts, onSet }: { calculator: Calculator; texts: Reco
   const rest = calculator.inputs.filter((input) => !first.includes(input));
   const sheet = asked.value;
   const field = (input: Input) => <Field key={input.key} input={input} value={texts[input.key] ?? ""} onChange={(value) => onSet(input.key, value)} />;
-  const words = given.map((input) => `--${input.key.replaceAll("_", "-")} ${texts[input.key]}`).join(" ");
+  const words = given.map((input) => `${input.key.replaceAll("_", "-")}=${texts[input.key]}`).join(" ");
   return (
     <div class="split">
       <Card title={calculator.calculator} about={calculator.question}>

@@ -8,7 +8,7 @@ import { useLive, useStream } from "../live";
 import { commandOf, type Flags, LANE } from "../tools";
 import { type Dot, Frontier, present } from "../ui/frontier";
 import { useAsked, useKept } from "../ui/hooks";
-import { Badge, Card, Command, Note, PageHead, Select, Slider, SourceBadge, Spinner, Stat, Stats, Table, TextField } from "../ui/kit";
+import { Badge, Card, Command, Note, PageHead, Results, Select, Slider, SourceBadge, Spinner, Stat, Stats, Table, TextField } from "../ui/kit";
 
 const DEFAULTS = { model: "llama-3.1-8b", hardware: "h100", price: "", rate: 8, workload: "chat", slo: "ttft<500ms,tpot<50ms", weights: "bf16,fp8", max_devices: 2 };
 
@@ -45,7 +45,7 @@ export function Planner(): JSX.Element {
         <div class="stack">
           {asked.fault && <Note kind="bad">{asked.fault}</Note>}
           {!asked.value && asked.busy && <p class="empty">The first plan is being searched; it takes some seconds.</p>}
-          {asked.value && <Plan data={asked.value} />}
+          <Results of={asked}>{asked.value && <Plan data={asked.value} />}</Results>
           <Command text={commandOf("plan", flags, state.model)} />
         </div>
       </div>

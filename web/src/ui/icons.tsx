@@ -11,6 +11,7 @@ const PATHS: Record<string, string> = {
   plan: "M4 19V5 M4 19h16 M8 15l4-5 3 3 5-7",
   bench: "M13 3L5 13h6l-1 8 8-11h-6z",
   fleet: "M4 5h16v5H4z M4 14h16v5H4z M8 7.5h.01 M8 16.5h.01",
+  layers: "M4 6h10 M8 11h12 M4 16h7 M13 16h7",
   menu: "M4 7h16 M4 12h16 M4 17h16",
   sun: "M12 8a4 4 0 1 0 0 8a4 4 0 0 0 0-8z M12 3v2 M12 19v2 M3 12h2 M19 12h2 M5.6 5.6l1.4 1.4 M17 17l1.4 1.4 M18.4 5.6L17 7 M7 17l-1.4 1.4",
   moon: "M20 14.5A8 8 0 0 1 9.5 4a8 8 0 1 0 10.5 10.5z",

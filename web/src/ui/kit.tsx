@@ -297,6 +297,16 @@ export function Legend({ items }: { items: readonly (readonly [Swatch, string])[
   );
 }
 
+/** What came of a question. Grey while it is asked again, or when that failed: it is of other settings then. */
+export function Results({ of, children }: { of: { value: unknown; fault: string; busy: boolean }; children: ComponentChildren }): JSX.Element {
+  const isOld = of.value !== null && (of.busy || of.fault !== "");
+  return (
+    <div class={isOld ? "stack stale" : "stack"} aria-busy={of.busy}>
+      {children}
+    </div>
+  );
+}
+
 export function Note(props: { kind?: "insight" | "warn" | "bad"; title?: string; children: ComponentChildren }): JSX.Element {
   return (
     <div class={`note-box ${props.kind ?? ""}`} role={props.kind === "bad" ? "alert" : undefined}>

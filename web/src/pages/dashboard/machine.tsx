@@ -3,7 +3,7 @@ import type { JSX } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { about } from "../../about";
 import { post, told } from "../../api";
-import { bytes, count, percent, seconds, significant } from "../../format";
+import { bytes, count, money, percent, seconds, significant } from "../../format";
 import { live, type StepRow, steps, useLive } from "../../live";
 import { Button, Card, Note, Stat, Stats } from "../../ui/kit";
 
@@ -45,7 +45,7 @@ export function Machine(): JSX.Element {
     setBusy(false);
   };
   useEffect(() => void ask(false), []);
-  const { load, queue } = (useLive(6) ?? live.peek())!;
+  const { load, queue, power } = (useLive(6) ?? live.peek())!;
   const done = work(steps.peek().slice(-200));
   const inside = queue.mean_time_s === null ? null : queue.arrivals_per_s * queue.mean_time_s;
   const capacity = about.value?.max_sequences ?? 1;
@@ -63,6 +63,8 @@ export function Machine(): JSX.Element {
           <Stat label="busy" value={percent(done.share)} note="share of time in a step" />
           <Stat label="MBU" name="mbu" value={machine && done.spent ? percent(per(done.read) / machine.peak.bandwidth_bytes_per_s) : "–"} note={done.spent ? `${bytes(per(done.read))}/s${machine ? ` of ${bytes(machine.peak.bandwidth_bytes_per_s)}/s` : " read"}` : "no step lately"} title="Bytes of weights and KV that steps read a second, of what this machine was measured to read" />
           <Stat label="MFU" name="mfu" value={flops && done.spent ? percent(per(done.operations) / flops) : "–"} note={done.spent ? `${significant(per(done.operations) / 1e9)}${flops ? ` of ${significant(flops / 1e9)}` : ""} GFLOP/s` : "no step lately"} title="Two operations a parameter and token, of what this machine was measured to compute" />
+          {power.watts !== null && <Stat label="energy" name="energy" value={queue.ended_per_s ? `${significant(power.watts / queue.ended_per_s)} J` : "–"} note={`a request; ${significant(power.watts)} W`} title="What processors and GPUs of this machine take, over the requests that end a second" />}
+          {power.dollars_per_hour !== null && <Stat label="price" name="price" value={queue.ended_per_s ? money(power.dollars_per_hour / 3600 / queue.ended_per_s) : "–"} note={`a request; ${money(power.dollars_per_hour)} an hour`} title="By --price-per-hour, over the requests that end a second" />}
         </Stats>
         {machine === null && (
           <div class="row">

@@ -3,6 +3,7 @@ import { useComputed } from "@preact/signals";
 import type { JSX } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { about } from "../../about";
+import { needsKey } from "../../api";
 import { count, percent, seconds, significant } from "../../format";
 import { connection, history, live, steps, useLive, useStream } from "../../live";
 import { Plot } from "../../ui/draw";
@@ -123,6 +124,7 @@ const isCurrent = (): boolean => connection.value === "open" && live.value?.is_r
 
 function Connection(): JSX.Element {
   const state = connection.value;
+  if (needsKey.value) return <Badge kind="warn">a key is needed</Badge>;
   if (state === "broken") return <Badge kind="bad">connection lost, trying again</Badge>;
   if (state !== "open") return <Badge>connecting</Badge>;
   return isCurrent() ? <SourceBadge source="live" /> : <Badge kind="warn">engine not ready</Badge>;
@@ -132,7 +134,7 @@ function Connection(): JSX.Element {
 function Down(): JSX.Element | null {
   if (isCurrent() || live.value === null) return null;
   if (connection.value !== "open") return <Note kind="bad" title="The server does not answer">What stands below is what it said last. The page goes on by itself when it is back.</Note>;
-  return <Note kind="warn" title="The engine is not ready">{live.value.num_restarts ? `It is being started again (${count(live.value.num_restarts)} restarts so far).` : "It is being loaded."} Requests wait until it is.</Note>;
+  return <Note kind="warn" title="The engine is not ready">{live.value.num_restarts ? `It is being started again (${count(live.value.num_restarts)} restarts so far). Requests wait until it is there.` : "It is being loaded. Until it is there, requests are told to come back in a moment."}</Note>;
 }
 
 function Numbers(): JSX.Element {

@@ -89,7 +89,7 @@ function Line({ row, index, isPicked, onPick, onCancel }: { row: OpenRow; index:
       <td class="n">{count(row.num_tokens)}</td>
       <td class="n">{row.tpot_s ? significant(1 / row.tpot_s) : "–"}</td>
       <td class="n">{seconds(row.ttft_s)}</td>
-      <td class="n">{count(row.num_blocks)}</td>
+      <td class="n">{row.num_blocks === null ? "–" : count(row.num_blocks)}</td>
       <td class="n">{seconds(row.age_s)}</td>
       <td class="n">
         <Button kind="quiet s" onClick={() => onCancel(row.request_id)}>

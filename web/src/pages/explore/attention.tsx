@@ -68,7 +68,7 @@ export function Attention(): JSX.Element {
     <Frame
       card={card("attention")}
       state={state}
-      command={`penstock calc attention --tokens ${state.tokens} --tile ${state.tile} --head-dim ${state.dim}`}
+      command={`penstock calc attention --tokens ${state.tokens} tile=${state.tile} head-dim=${state.dim}`}
       controls={
         <>
           <Slider label="Tokens N" value={state.tokens} min={256} max={131_072} log onChange={(tokens) => set({ tokens })} />

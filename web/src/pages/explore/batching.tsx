@@ -5,7 +5,7 @@ import { count, percent, seconds, significant } from "../../format";
 import { commandOf, type Flags, type Frames, simulate } from "../../tools";
 import { box, Canvas, hatch, type Pen, words } from "../../ui/draw";
 import { useAsked, useKept } from "../../ui/hooks";
-import { Badge, Card, Legend, Note, Slider, Spinner, Stat, Stats } from "../../ui/kit";
+import { Badge, Card, Legend, Note, Results, Slider, Spinner, Stat, Stats } from "../../ui/kit";
 import { Frame } from "./frame";
 
 const DEFAULTS = { rate: 5, spread: 80, slots: 8, gather: 50 };
@@ -67,7 +67,7 @@ function slotsOf(frames: Frames, slots: number, isWhole: boolean): Bar[] {
 export function Batching(): JSX.Element {
   const [state, set] = useKept(DEFAULTS);
   const flags = flagsOf(state);
-  const asked = useAsked((signal) => simulate(flags, { lane: "batching", frames: true, signal }), flags, 300);
+  const asked = useAsked(async (signal) => ({ slots: state.slots, ...(await simulate(flags, { lane: "batching", frames: true, signal })) }), flags, 300);
   const found = asked.value;
   return (
     <Frame
@@ -86,25 +86,25 @@ export function Batching(): JSX.Element {
       }
     >
       {asked.fault && <Note kind="bad">{asked.fault}</Note>}
-      {found &&
+      <Results of={asked}>{found &&
         WAYS.map((way) => {
           const outcome = found.report.results[way];
           const frames = found.frames?.[way];
           if (!outcome || !frames) return null;
           const isUnstable = !outcome.queue.stability.is_stable;
-          const bars = slotsOf(frames, state.slots, way !== "continuous");
+          const bars = slotsOf(frames, found.slots, way !== "continuous");
           const worked = bars.reduce((sum, bar) => sum + bar.end - bar.start, 0);
           const held = bars.reduce((sum, bar) => sum + bar.lost - bar.start, 0);
-          const room = state.slots * Math.max(outcome.summary.duration_s, ...bars.map((bar) => bar.lost));
+          const room = found.slots * Math.max(outcome.summary.duration_s, ...bars.map((bar) => bar.lost));
           return (
             <Card key={way} title={way} aside={isUnstable ? <Badge kind="bad">unstable: the queue grows</Badge> : <Badge kind="good">keeps up</Badge>}>
               <div class="stack">
-                <Canvas height={state.slots * 9 + 44} label={`Slots over time, ${way}`} draw={(pen) => gantt(pen, bars, frames, state.slots, Math.min(found.report.workload.span_s, 20))} />
+                <Canvas height={found.slots * 9 + 44} label={`Slots over time, ${way}`} draw={(pen) => gantt(pen, bars, frames, found.slots, Math.min(found.report.workload.span_s, 20))} />
                 <Stats>
                   <Stat label="tokens/s" name={`${way} tokens`} value={count(outcome.summary.output_tokens_per_s)} />
                   <Stat label="slot use" name={`${way} use`} value={percent(worked / room)} note="of all slots, all the time" />
                   <Stat label="lost to neighbours" name={`${way} lost`} value={percent((held - worked) / room)} note="held, but done" kind={held > worked * 1.01 ? "bad" : ""} />
-                  <Stat label="TTFT p50" value={isUnstable ? "unstable" : seconds(outcome.summary.ttft.p50)} />
+                  <Stat label="TTFT p50" value={isUnstable ? "–" : seconds(outcome.summary.ttft.p50)} note={isUnstable ? "unstable" : undefined} />
                   <Stat label="E2E mean / p99" value={seconds(outcome.summary.e2e.mean)} note={`p99 ${seconds(outcome.summary.e2e.p99)}`} />
                   <Stat label="goodput" value={percent(outcome.summary.good_fraction)} kind={outcome.summary.good_fraction > 0.95 ? "good" : "bad"} />
                   <Stat label="mean queue" value={significant(outcome.replicas[0]!.mean_waiting)} />
@@ -112,7 +112,7 @@ export function Batching(): JSX.Element {
               </div>
             </Card>
           );
-        })}
+        })}</Results>
       <Legend items={[["prompt", "prompt"], ["decode", "a request"], ["hatched", "lost to a neighbour"], ["bad", "queue"]]} />
     </Frame>
   );
@@ -133,6 +133,6 @@ function gantt(pen: Pen, bars: Bar[], frames: Frames, slots: number, span: numbe
   const most = Math.max(...loads.filter((one) => one[0] <= span).map((one) => one[2]), 1);
   const base = slots * 9 + 26;
   for (const [time, , waiting] of loads) if (time <= span) box(pen, x(time), base - (18 * waiting) / most, 2, (18 * waiting) / most, c.bad, 0);
-  words(pen, `queue, at most ${count(most)}`, 0, base + 10, c.muted, "left", 11);
+  words(pen, `queue, at most ${count(most)} until then`, 0, base + 10, c.muted, "left", 11);
   words(pen, seconds(span), width, base + 10, c.muted, "right", 11);
 }

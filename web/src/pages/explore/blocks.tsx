@@ -39,7 +39,7 @@ export function Blocks(): JSX.Element {
     <Frame
       card={card("blocks")}
       state={state}
-      command={`penstock calc kv --model llama-3.1-8b --context ${state.reserve} --used 300 --block ${state.block}\npenstock simulate --allocation contiguous --max-context ${state.reserve} --rate 8\npenstock simulate --padding --rate 8`}
+      command={`penstock calc kv --model llama-3.1-8b --context ${state.reserve} used=300 block=${state.block}\npenstock simulate allocation=contiguous --max-context ${state.reserve} --rate 8\npenstock simulate padding=true --rate 8`}
       controls={
         <>
           <Slider label="Sequences" value={state.sequences} min={1} max={16} onChange={(sequences) => set({ sequences })} />

@@ -150,7 +150,7 @@ export function DecodeLoop(): JSX.Element {
           </div>
         </>
       }
-      command={`penstock calc sampling --probabilities ${shaped.slice(0, 8).map((one) => one.raw.toFixed(3)).join(",") || ".42,.15,.12,.08,.06"} --temperature ${state.temperature}${state.top_k ? ` --top-k ${state.top_k}` : ""} --top-p ${state.top_p}`}
+      command={`penstock calc sampling probabilities=${shaped.slice(0, 8).map((one) => one.raw.toFixed(3)).join(",") || ".42,.15,.12,.08,.06"} --temperature ${state.temperature}${state.top_k ? ` --top-k ${state.top_k}` : ""} --top-p ${state.top_p}`}
     >
       {fault && <Note kind="bad">{fault}</Note>}
       <Card title="Text so far" about="Chips are shaded by the probability they were drawn with.">

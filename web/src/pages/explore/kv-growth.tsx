@@ -64,7 +64,7 @@ export function KvGrowth(): JSX.Element {
     <Frame
       card={card("kv-growth")}
       state={state}
-      command={`penstock calc kv --model ${state.model} --context ${state.context} --sequences ${state.sequences} --kv ${state.kv}`}
+      command={`penstock calc kv --model ${state.model} --context ${state.context} sequences=${state.sequences} --kv ${state.kv}`}
       controls={
         <>
           <Select label="Model" value={state.model} options={about.value?.models ?? [state.model]} onChange={(model) => set({ model })} />

@@ -6,7 +6,7 @@ import { bytes, count, seconds, significant } from "../../format";
 import { calculate, commandOf, type Flags, only, simulate } from "../../tools";
 import { box, Canvas, hatch, type Pen, words } from "../../ui/draw";
 import { useAsked, useKept } from "../../ui/hooks";
-import { Card, Legend, Note, Select, Slider, Spinner, Stat, Stats, Table } from "../../ui/kit";
+import { Card, Legend, Note, Results, Select, Slider, Spinner, Stat, Stats, Table } from "../../ui/kit";
 import { Frame } from "./frame";
 
 const DEFAULTS = { model: "llama-3.1-70b", hardware: "h100-sxm", devices: 8, way: "TP", requests: 64 };
@@ -46,7 +46,7 @@ export function Parallelism(): JSX.Element {
           found.push([way, (problem as Error).message]);
         }
       }
-      return found;
+      return { devices: state.devices, found };
     },
     [state.model, state.hardware, state.devices, state.requests, isMixture],
     400,
@@ -60,10 +60,10 @@ export function Parallelism(): JSX.Element {
   const ep = Number(flags["expert"] ?? 1);
   const spans = tp > 8 ? far : near;
   const rate = Number(spans?.value ?? NaN);
-  const rows = (runs.value ?? []).flatMap(([way, run]) => (typeof run === "string" ? [] : [{ way, run, tpot: only(run).summary.tpot.p50, each: only(run).summary.output_tokens_per_s / state.devices }]));
+  const rows = (runs.value?.found ?? []).flatMap(([way, run]) => (typeof run === "string" ? [] : [{ way, run, tpot: only(run).summary.tpot.p50, each: only(run).summary.output_tokens_per_s / runs.value!.devices }]));
   const quickest = rows.reduce<(typeof rows)[0] | undefined>((best, one) => (!best || one.tpot < best.tpot ? one : best), undefined);
   const fullest = rows.reduce<(typeof rows)[0] | undefined>((best, one) => (!best || one.each > best.each ? one : best), undefined);
-  const found = runs.value?.find(([way]) => way === state.way)?.[1];
+  const found = runs.value?.found.find(([way]) => way === state.way)?.[1];
   const draw = (pen: Pen) => {
     const { c, width, ctx } = pen;
     const columns = Math.min(state.devices, 8);
@@ -86,7 +86,7 @@ export function Parallelism(): JSX.Element {
       if (tp > 1 && !isLastRank) line(pen, x + size, y + 30, x + size + 10, y + 30, c.bad, Math.min(1 + sums / 2e6, 6));
       if (pp > 1 && isLastRank && stage < pp - 1 && column < 7) line(pen, x + size, y + 50, x + size + 10, y + 50, c.prompt, 1.5);
     }
-    words(pen, ep > 1 ? `2 all-to-alls a layer: ${bytes(2 * hidden)} each way for every expert a token visits` : tp > 1 ? `2 sums a layer: ${bytes(sums)} a token` : pp > 1 ? `one hop a stage: ${bytes(hops)} a token` : "nobody talks", 10, 8, c.muted, "left", 12);
+    words(pen, tp > 1 ? `2 sums a layer: ${bytes(sums)} a token${ep > 1 ? ", experts whole" : ""}` : pp > 1 ? `one hop a stage: ${bytes(hops)} a token` : "nobody talks", 10, 8, c.muted, "left", 12);
   };
   return (
     <Frame
@@ -106,33 +106,33 @@ export function Parallelism(): JSX.Element {
     >
       <Card title={`${count(state.devices)} devices, ${state.way}`} aside={<Legend items={[["decode", "its share of every matrix"], ["cached", "its experts"], ["bad", "sums"], ["prompt", "hand-over"], ["hatched", "others' layers"]]} />}>
         <Canvas height={state.devices > 8 ? 250 : 130} label={`${state.devices} devices under ${state.way}`} draw={draw} />
-        {found && typeof found !== "string" && (
+        <Results of={runs}>{found && typeof found !== "string" && (
           <Stats>
             <Stat label="weights a device" value={bytes(found.report.sizing.weight_bytes)} />
             <Stat label="KV blocks a replica" value={count(found.report.sizing.num_blocks)} />
-            <Stat label="traffic a token" value={ep > 1 ? "–" : bytes(sums + hops)} note={sums + hops && ep === 1 ? `${seconds((sums + hops) / rate)} over ${kindOf(spans?.origin ?? "")}` : ep > 1 ? "by the experts visited" : "nobody talks"} />
+            <Stat label="traffic a token" value={bytes(sums + hops)} note={sums + hops ? `${seconds((sums + hops) / rate)} over ${kindOf(spans?.origin ?? "")}${ep > 1 ? "; as TP, with experts met evenly" : ""}` : "nobody talks"} />
             <Stat label="replicas" value={count(dp)} note="devices / (TP × PP)" />
             <Stat label="TPOT" value={seconds(only(found).summary.tpot.p50)} />
-            <Stat label="tokens/s a device" value={significant(only(found).summary.output_tokens_per_s / state.devices)} />
+            <Stat label="tokens/s a device" value={significant(only(found).summary.output_tokens_per_s / runs.value!.devices)} />
           </Stats>
-        )}
+        )}</Results>
         {typeof found === "string" && <Note kind="bad">{found}</Note>}
       </Card>
       <Stats>
         <Stat label="link inside a node" name="near" value={`${bytes(Number(near?.value ?? NaN))}/s`} note={kindOf(near?.origin ?? "")} />
         <Stat label="link between nodes" name="far" value={`${bytes(Number(far?.value ?? NaN))}/s`} note={`${kindOf(far?.origin ?? "")}${tp > 8 ? ": sums cross it" : ""}`} kind={tp > 8 ? "warn" : ""} />
-        {quickest && <Stat label="lowest TPOT" name="quickest" value={quickest.way} note={seconds(quickest.tpot)} />}
-        {fullest && <Stat label="most tokens a device" name="fullest" value={fullest.way} note={`${significant(fullest.each)} tokens/s`} />}
+        {!runs.busy && quickest && <Stat label="lowest TPOT" name="quickest" value={quickest.way} note={seconds(quickest.tpot)} />}
+        {!runs.busy && fullest && <Stat label="most tokens a device" name="fullest" value={fullest.way} note={`${significant(fullest.each)} tokens/s`} />}
       </Stats>
       <Card title="All ways beside each other" about={`${count(state.requests)} requests at once, prompts of 500, answers of 200.`} aside={runs.busy ? <Spinner text="simulating" /> : undefined}>
-        {runs.value && (
+        <Results of={runs}>{runs.value && (
           <Table
             label="Layouts"
             columns={[["layout", ""], ["TPOT p50", "n"], ["TTFT p50", "n"], ["tokens/s", "n"], ["a device", "n"], ["weights a device", "n"]]}
-            rows={runs.value.map(([way, run]) => (typeof run === "string" ? [way, "–", "–", "–", "–", "–"] : [way, seconds(only(run).summary.tpot.p50), seconds(only(run).summary.ttft.p50), count(only(run).summary.output_tokens_per_s), count(only(run).summary.output_tokens_per_s / state.devices), bytes(run.report.sizing.weight_bytes)]))}
+            rows={runs.value.found.map(([way, run]) => (typeof run === "string" ? [way, "–", "–", "–", "–", "–"] : [way, seconds(only(run).summary.tpot.p50), seconds(only(run).summary.ttft.p50), count(only(run).summary.output_tokens_per_s), count(only(run).summary.output_tokens_per_s / runs.value!.devices), bytes(run.report.sizing.weight_bytes)]))}
           />
         )}
-        {runs.value?.map(([way, run]) => typeof run === "string" && <p key={way} class="small muted"><b>{way}</b>: {run}</p>)}
+        {runs.value?.found.map(([way, run]) => typeof run === "string" && <p key={way} class="small muted"><b>{way}</b>: {run}</p>)}</Results>
         {runs.fault && <Note kind="bad">{runs.fault}</Note>}
       </Card>
     </Frame>

@@ -83,7 +83,7 @@ export function Prefix(): JSX.Element {
     <Frame
       card={card("prefix")}
       state={rows}
-      command={`penstock calc prefix --prefix ${state.prefix} --own ${state.own} --requests ${state.requests} --token-ms 0.5`}
+      command={`penstock calc prefix prefix=${state.prefix} own=${state.own} requests=${state.requests} token-ms=0.5`}
       controls={
         <>
           <Slider label="Shared part, tokens" value={state.prefix} min={0} max={16_000} step={16} onChange={(prefix) => set({ prefix })} />

@@ -6,7 +6,7 @@ import { count, percent, seconds, significant } from "../../format";
 import { calculate, commandOf, type Flags, only, simulate } from "../../tools";
 import { box, Canvas, Plot, type Pen, words } from "../../ui/draw";
 import { useAsked, useKept } from "../../ui/hooks";
-import { Button, Card, Legend, Note, Slider, SourceBadge, Spinner, Stat, Stats, Table, TextField } from "../../ui/kit";
+import { Button, Card, Legend, Note, Results, Slider, SourceBadge, Spinner, Stat, Stats, Table, TextField } from "../../ui/kit";
 import { DEFAULTS as SETTINGS, streamed } from "../playground/settings";
 import { answer } from "../playground/stream";
 import { Tree, type Turn } from "../playground/tree";
@@ -49,7 +49,7 @@ export function Speculation(): JSX.Element {
     <Frame
       card={card("speculation")}
       state={state}
-      command={`penstock calc speculation --acceptance ${state.acceptance} --drafts ${state.drafts} --draft-cost ${state.cost}\n${commandOf("simulate", spoken)}`}
+      command={`penstock calc speculation acceptance=${state.acceptance} drafts=${state.drafts} draft-cost=${state.cost}\n${commandOf("simulate", spoken)}`}
       controls={
         <>
           <Slider label="Drafts a round γ" value={state.drafts} min={1} max={12} onChange={(drafts) => set({ drafts })} />
@@ -74,7 +74,7 @@ export function Speculation(): JSX.Element {
       </Card>
       <Card title={`In a batch of ${count(state.batch)}`} about="8B on one H100 by the simulator, twice as many requests as slots: the larger the batch, the less idle compute there is to guess with. TTFT counts the wait for a slot, which shortens with the answers; the prompt itself takes as long as before." aside={runs.busy ? <Spinner text="simulating" /> : undefined}>
         {runs.fault && <Note kind="bad">{runs.fault}</Note>}
-        {runs.value && (
+        <Results of={runs}>{runs.value && (
           <Table
             label="Plain beside speculated"
             columns={[["", ""], ["plain", "n"], ["speculated", "n"], ["ratio", "n"]]}
@@ -86,7 +86,7 @@ export function Speculation(): JSX.Element {
               ] as [string, (one: ReturnType<typeof only>) => number, (value: number) => string][]
             ).map(([name, pick, format]) => [name, format(pick(runs.value![0])), format(pick(runs.value![1])), `${significant(pick(runs.value![1]) / pick(runs.value![0]))} ×`])}
           />
-        )}
+        )}</Results>
       </Card>
       <ServedDrafts />
     </Frame>

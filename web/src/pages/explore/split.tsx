@@ -5,7 +5,7 @@ import { percent, seconds } from "../../format";
 import { commandOf, film, type Flags, isUnstable, only, simulate } from "../../tools";
 import { box, Canvas, Plot, type Pen, words } from "../../ui/draw";
 import { useAsked, useKept } from "../../ui/hooks";
-import { Badge, Card, Legend, Note, Select, Slider, Spinner, Stat, Stats } from "../../ui/kit";
+import { Badge, Card, Legend, Note, Results, Select, Slider, Spinner, Stat, Stats } from "../../ui/kit";
 import { Frame } from "./frame";
 import { Stutter } from "./stutter";
 
@@ -53,7 +53,7 @@ export function Split(): JSX.Element {
       }
     >
       {asked.fault && <Note kind="bad">{asked.fault}</Note>}
-      {asked.value?.map(([name, run]) => {
+      <Results of={asked}>{asked.value?.map(([name, run]) => {
         const { summary, num_transfers: transfers, mean_transfer_s: transfer } = only(run);
         const frames = film(run)!;
         const unstable = isUnstable(run);
@@ -64,7 +64,7 @@ export function Split(): JSX.Element {
               <Stats>
                 <Stat label="ITL p50" value={seconds(summary.itl.p50)} />
                 <Stat label="ITL p99" name={`${name} itl`} value={seconds(summary.itl.p99)} kind={summary.itl.p99 > 5 * summary.itl.p50 ? "bad" : "good"} />
-                <Stat label="TTFT p99" name={`${name} ttft`} value={unstable ? "unstable" : seconds(summary.ttft.p99)} />
+                <Stat label="TTFT p99" name={`${name} ttft`} value={unstable ? "–" : seconds(summary.ttft.p99)} note={unstable ? "unstable" : undefined} />
                 <Stat label="goodput" value={percent(summary.good_fraction)} kind={summary.good_fraction > 0.9 ? "good" : "bad"} />
                 {transfers > 0 && <Stat label="KV handed over in" value={seconds(transfer)} note="keys and values / link" />}
               </Stats>
@@ -76,7 +76,7 @@ export function Split(): JSX.Element {
         <Card title="Gaps between tokens">
           <Plot label="ITL percentiles" height={180} x={[50, 90, 95, 99]} xLabel="percentile" logY format={seconds} lines={asked.value.map(([name, run], index) => ({ label: name, values: (["p50", "p90", "p95", "p99"] as const).map((key) => only(run).summary.itl[key]), colour: (["prompt", "decode", "cached"] as const)[index] ?? "decode", points: true }))} />
         </Card>
-      )}
+      )}</Results>
       <Legend items={[["prompt", "steps with prompt tokens"], ["decode", "decoding only"]]} />
       <Stutter prompt={state.long} />
     </Frame>

@@ -9,7 +9,7 @@ import { calculate, only, type Sheet, simulate } from "../../tools";
 import { Plot } from "../../ui/draw";
 import { Frontier, present } from "../../ui/frontier";
 import { useAsked, useKept } from "../../ui/hooks";
-import { Card, Note, Select, Slider, Spinner, Stat, Stats, Table } from "../../ui/kit";
+import { Card, Note, Results, Select, Slider, Spinner, Stat, Stats, Table } from "../../ui/kit";
 import { Frame } from "./frame";
 
 const DEFAULTS = { model: "llama-3.1-8b", hardware: "h100-sxm", tpot: 100, ttft: 500, context: 1000 };
@@ -106,7 +106,7 @@ export function Throughput(): JSX.Element {
         <Table label="Gain of each doubling" columns={[["batch", "n"], ["TPOT", "n"], ["tokens/s", "n"], ["gain", "n"], ["bound by", ""]]} rows={rows.map((row, index) => (fits(row) ? [count(row.batch), seconds(row.step), count(row.tokens), index ? `+${percent(row.tokens / rows[index - 1]!.tokens! - 1)}` : "–", row.bound] : [count(row.batch), "–", "–", "–", "does not fit"]))} />
       </Card>
       <Card title="The same with arrivals" about="400 chat requests at each rate, by the simulator." aside={rates.busy ? <Spinner text="simulating" /> : undefined}>
-        {rates.value && <Table label="Simulated rates" columns={[["requests/s", "n"], ["tokens/s", "n"], ["TTFT p99", "n"], ["TPOT p99", "n"], ["goodput", "n"]]} rows={rates.value.map(({ rate, outcome }) => [count(rate), count(outcome.summary.output_tokens_per_s), seconds(outcome.summary.ttft.p99), seconds(outcome.summary.tpot.p99), percent(outcome.summary.good_fraction)])} />}
+        <Results of={rates}>{rates.value && <Table label="Simulated rates" columns={[["requests/s", "n"], ["tokens/s", "n"], ["TTFT p99", "n"], ["TPOT p99", "n"], ["goodput", "n"]]} rows={rates.value.map(({ rate, outcome }) => [count(rate), count(outcome.summary.output_tokens_per_s), seconds(outcome.summary.ttft.p99), seconds(outcome.summary.tpot.p99), percent(outcome.summary.good_fraction)])} />}</Results>
         {rates.fault && <Note kind="bad">{rates.fault}</Note>}
       </Card>
     </Frame>

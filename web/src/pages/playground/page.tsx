@@ -43,6 +43,7 @@ export function Playground(): JSX.Element {
 function served(): string {
   const found = about.value;
   if (!found) return "Talk to the model that is being served.";
+  if (!found.model) return "The model is being loaded; until it is there, requests are told to come back in a moment. Nothing you write is kept.";
   const context = found.max_context ? `, up to ${count(found.max_context)} tokens of context` : "";
   return `${found.model}${found.device ? ` on ${found.device}` : ""}${context}. Nothing you write is kept.`;
 }
