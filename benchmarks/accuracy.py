@@ -153,7 +153,7 @@ class Found:
         """One for each workload that was served."""
         self.served = {
             name: [
-                Measurement(MeasuredRun(*run), fraction, MeasuredRun(*replayed), read_steps(steps))
+                Measurement(MeasuredRun(*run), fraction, replayed and MeasuredRun(*replayed), read_steps(steps))
                 for run, fraction, replayed, steps in rows
             ]
             for name, rows in kept.get("served", {}).items()
@@ -279,7 +279,7 @@ def main() -> int:
             disturbance = Disturbance()
             pieces.begin()
             served.append(bench.serve(engine_config, recipe.make(bench.seed + len(served)), pieces.between))
-            piece = Piece(round(pieces.seconds, 1), disturbance.fraction, recorder.quiet())
+            piece = Piece(round(pieces.seconds, 1), disturbance.fraction, recorder.steps)
             found.pieces.setdefault(name, []).append(piece)
         found.keep()
         print(f"turn {turn + 1} of {args.turns} is over", flush=True)

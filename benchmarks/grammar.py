@@ -109,7 +109,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     with LLM(options.model, max_sequences=options.sequences) as llm:
-        grammar_state = llm.engine.grammar_state
+        grammar_state = llm.engine.proposer.grammar_state
         assert grammar_state is not None, "grammars need llguidance"
         grammar_state.grammars = timed = TimedFills(grammar_state.grammars)
         every = ways(options.sequences, options.tokens)

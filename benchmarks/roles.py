@@ -30,6 +30,10 @@ from typing import Any
 from benchmarks.gpu.online import START_LIMIT_S, VOCABULARY, free_port, quantile
 
 ANSWER_LIMIT_S = 60.0
+SHORT = 24
+"""Tokens of a stream's prompt: so short that a router computes it where it is answered, whatever is asked for."""
+EVEN = 0.1
+"""Of what clients wait: modes that differ by less are equal."""
 BEGUN_S = time.perf_counter()
 KEY = secrets.token_urlsafe(18)
 ENVIRONMENT = {**os.environ, "PENSTOCK_REPLICA_KEY": KEY}
@@ -84,13 +88,13 @@ async def _ask(port: int, num_prompt: int, num_answer: int, numbers: random.Rand
     return times if len(times) > 1 else []
 
 
-async def run(mix: Mix, port: int, seconds: float, seed: int, long_port: int | None = None) -> Seen:
+async def run(mix: Mix, port: int, seconds: float, seed: str, long_port: int | None = None) -> Seen:
     numbers, seen = random.Random(seed), Seen()
     end_s = time.perf_counter() + seconds
 
     async def stream() -> None:
         while time.perf_counter() < end_s:
-            times = await ask(port, 64, mix.num_answer, numbers)
+            times = await ask(port, SHORT, mix.num_answer, numbers)
             gaps = [late - early for early, late in itertools.pairwise(times[1:])]
             seen.num_failed += not gaps
             seen.gaps_s += gaps
@@ -113,7 +117,12 @@ def told(seen: Seen) -> dict[str, float]:
     def ms(values: list[float], share: float) -> float:
         return round(1000 * quantile(values, share), 1) if values else 0.0
 
+    def mean(values: list[float]) -> float:
+        return round(1000 * sum(values) / len(values), 2) if values else 0.0
+
     return {
+        "tpot_mean_ms": mean(seen.tpots_s),
+        "long_ttft_mean_ms": mean(seen.ttfts_s),
         "tpot_p50_ms": ms(seen.tpots_s, 0.5),
         "tpot_p95_ms": ms(seen.tpots_s, 0.95),
         "gap_p99_ms": ms(seen.gaps_s, 0.99),
@@ -162,20 +171,53 @@ def until(port: int, path: str, words: str, count: int = 1) -> None:
     sys.exit(f"no {words} at {path} after {START_LIMIT_S:.0f} s")
 
 
+def chosen(router: int) -> dict[str, float]:
+    """How many prompts were computed elsewhere, and how many where they are answered."""
+    found = re.findall(
+        r'^penstock_router_handover_choices\S*\{.*choice="(\w+)".*\} (\S+)$', fetched(router, "/metrics"), re.M
+    )
+    return {name: sum(float(count) for choice, count in found if choice == name) for name in ("prefill", "local")}
+
+
 def measured(
     name: str, port: int, mixes: list[Mix], seconds: float, router: int | None = None, long_port: int | None = None
 ) -> list[dict[str, Any]]:
-    asyncio.run(run(Mix(2, 1.0, mixes[0].num_tokens, 8), port, 2.0, 0))  # whatever is made when it is first needed
+    asyncio.run(run(Mix(2, 1.0, mixes[0].num_tokens, 8), port, 2.0, name))  # whatever is made when it is first needed
     rows = []
     for number, mix in enumerate(mixes):
-        found = told(asyncio.run(run(mix, port, seconds, number + 1, long_port)))
+        before = None if router is None else chosen(router)
+        found = told(asyncio.run(run(mix, port, seconds, f"{name}/{number}", long_port)))
         row: dict[str, Any] = {"how": name, "users": mix.users, "rate": mix.rate, "tokens": mix.num_tokens, **found}
+        if router is not None and before is not None:
+            row |= {f"num_{choice}": count - before[choice] for choice, count in chosen(router).items()}
         say(*(f"{key} {value} " for key, value in row.items()))
         rows.append(row)
-    if router is not None:
-        for line in re.findall(r"^penstock_router_handover\S*\{.*$", fetched(router, "/metrics"), re.MULTILINE):
-            say("   ", line)
     return rows
+
+
+def waited(row: dict[str, Any], least_tpot_ms: float) -> float:
+    """Seconds that clients wait in a second: long prompts for their first token, streams for tokens that come late."""
+    late = 1.0 - least_tpot_ms / row["tpot_mean_ms"] if row["tpot_mean_ms"] else 1.0
+    return float(row["rate"] * row["long_ttft_mean_ms"] / 1000 + row["users"] * late)
+
+
+def judge(rows: list[dict[str, Any]], mixes: list[Mix]) -> None:
+    """Whether the rule moved prompts where moving was better, and left them where not; equal within a tenth is either."""
+    num_right = 0
+    for number, mix in enumerate(mixes):
+        by_mode = {
+            mode: [row for row in rows if row["how"] == f"1P1D {mode}"][number] for mode in ("always", "never", "auto")
+        }
+        least_ms = min(row["tpot_mean_ms"] for row in by_mode.values())
+        costs = {mode: waited(row, least_ms) for mode, row in by_mode.items()}
+        auto = by_mode["auto"]
+        pick = "always" if auto["num_prefill"] > auto["num_local"] else "never"
+        is_even = abs(costs["always"] - costs["never"]) <= EVEN * max(costs["always"], costs["never"])
+        is_right = is_even or costs[pick] == min(costs["always"], costs["never"])
+        num_right += is_right
+        shown = ", ".join(f"{mode} {cost:.2f}" for mode, cost in costs.items())
+        say(f"{mix.users}:{mix.rate}:{mix.num_tokens} waited {shown}; picked {pick}", "right" if is_right else "WRONG")
+    say(f"the rule was right in {num_right} of {len(mixes)} loads")
 
 
 def main() -> None:
@@ -186,6 +228,7 @@ def main() -> None:
     parser.add_argument("--modes", default="always,auto,never", help="of the router, or apart")
     parser.add_argument("--cores", default="", help="of the prefill and of the decode process, such as 0,1")
     parser.add_argument("--answer", type=int, default=96, help="tokens of a stream's answer")
+    parser.add_argument("--no-one", action="store_true", help="leave out the one engine")
     parser.add_argument("--one-by-one", action="store_true", help="start servers one after another")
     parser.add_argument("--json", type=Path)
     parser.add_argument("flags", nargs="*")
@@ -197,17 +240,21 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     ports = [free_port() for _ in range(4)]
     replica = ("serve", arguments.model, *arguments.flags, "--port")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended from outside"))  # servers end with it
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-roles-")))
         for port, role, core in zip(ports, ("", "prefill", "decode"), ("", *arguments.cores.split(","), "", "")):
+            if arguments.no_one and not role:
+                continue
             words = ("--role", role) if role else ()
             stack.enter_context(begun(*replica, str(port), *words, log=folder / f"{role or 'one'}.log", core=core))
             if arguments.one_by_one:
                 until(port, "/readyz", '"ready"')
-        for port in ports[:3]:
+        for port in ports[arguments.no_one : 3]:
             until(port, "/readyz", '"ready"')
             say("ready", port)
-        rows += measured("one engine", ports[0], mixes, arguments.seconds)
+        if not arguments.no_one:
+            rows += measured("one engine", ports[0], mixes, arguments.seconds)
         urls = [f"--replica=http://127.0.0.1:{port}" for port in ports[1:3]]
         for mode in arguments.modes.split(","):
             if mode == "apart":
@@ -220,6 +267,8 @@ def main() -> None:
         for line in re.findall(r"^penstock_kv_transfer\S* .*$", fetched(ports[2], "/metrics"), re.MULTILINE):
             if not line.endswith(" 0"):
                 say("   ", line)
+    if {"always", "never", "auto"} <= set(arguments.modes.split(",")):
+        judge(rows, mixes)
     if arguments.json:
         arguments.json.write_text(json.dumps(rows, indent=2))
 

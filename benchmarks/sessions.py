@@ -11,6 +11,8 @@ from penstock.runtime.core.request import Request, SamplingParams
 from penstock.runtime.engine.engine import Engine
 
 VOCABULARY = range(100, 30_000)
+PAUSE_S = 0.05
+"""Longest sleep of a loop that has nothing to compute."""
 
 
 @dataclass
@@ -45,7 +47,10 @@ class Turns:
 @dataclass
 class User:
     number: int
+    numbers: random.Random
+    """What this user says and when, whatever others do."""
     said: list[int]
+    ready_s: float
     num_turns: int = 0
     asked_s: float = 0.0
     answer: list[int] = field(default_factory=list)
@@ -64,20 +69,25 @@ def converse(
     more: int,
     answer: int,
     at_once: int | None = None,
+    think_s: float = 0.0,
     shared: int = 0,
     seed: int = 1,
     first_id: int = 1,
     on_turn: Callable[[int], None] = lambda count: None,
 ) -> Turns:
-    """All users take their first turn before anybody takes a second; up to `at_once` of them wait for an answer at a time.
-    `on_turn` is told how many turns are over."""
-    numbers = random.Random(seed)
-    beginning = tokens(numbers, shared)
-    queue = [User(number, beginning + tokens(numbers, first)) for number in range(users)]
-    told, running, next_id = Turns(), {}, first_id
+    """Up to `at_once` users wait for an answer at a time. Without `think_s` all take their first turn before anybody takes a
+    second, and another as soon as it is their turn; with it they come within so many seconds, and again after half to one and
+    a half times as many. `on_turn` is told how many turns are over."""
+    beginning = tokens(random.Random(seed), shared)
     begun = time.perf_counter()
+    queue = []
+    for number in range(users):
+        own = random.Random(f"{seed}/{number}")
+        queue.append(User(number, own, beginning + tokens(own, first), begun + own.uniform(0, think_s)))
+    told, running, next_id = Turns(), {}, first_id
     while queue or running:
-        while queue and len(running) < (at_once or users):
+        queue.sort(key=lambda user: user.ready_s)
+        while queue and queue[0].ready_s <= time.perf_counter() and len(running) < (at_once or users):
             user = queue.pop(0)
             user.asked_s, user.answer = time.perf_counter(), []
             params = SamplingParams(temperature=0.0, max_tokens=answer, ignore_eos=True)
@@ -92,7 +102,8 @@ def converse(
             told.num_prompt += len(user.said)
             running[next_id] = user
             next_id += 1
-        for delta in engine.step():
+        num_steps, deltas = engine.num_steps, engine.step()
+        for delta in deltas:
             user = running[delta.request_id]
             if delta.token_ids and not user.answer:
                 told.ttft_s.append(time.perf_counter() - user.asked_s)
@@ -107,10 +118,13 @@ def converse(
                 on_turn(len(told.answers))
                 told.num_output += len(user.answer)
                 user.num_turns += 1
-                user.said = user.said + user.answer + tokens(numbers, more)
+                user.said = user.said + user.answer + tokens(user.numbers, more)
+                user.ready_s = time.perf_counter() + think_s * user.numbers.uniform(0.5, 1.5)
                 if user.num_turns < turns:
                     queue.append(user)
-        if running and not engine.scheduler.has_work:
-            engine.wait(0.05)
+        if not deltas and engine.num_steps == num_steps:
+            is_full = not queue or len(running) >= (at_once or users)
+            pause_s = PAUSE_S if is_full else queue[0].ready_s - time.perf_counter()
+            engine.wait(min(max(pause_s, 0.0), PAUSE_S))
     told.wall_s = time.perf_counter() - begun
     return told

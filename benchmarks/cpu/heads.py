@@ -56,7 +56,7 @@ def measure(llm: LLM, name: str, options: argparse.Namespace) -> dict[str, Any]:
             if turn:  # the first turn is for warming up
                 ratios.append(guessing.rates[-1] / plain.rates[-1])
                 steps.append(plain.num_steps / max(guessing.num_steps, 1))
-    proposals = guessing.llm.engine.proposals
+    proposals = guessing.llm.engine.proposer.proposals
     assert proposals is not None
     drafter = proposals.drafters[-1]
     return {

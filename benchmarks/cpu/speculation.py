@@ -97,7 +97,7 @@ def measure(llm: LLM, case: str, batch: int, options: argparse.Namespace) -> dic
             side.run(asked, options.tokens, options.temperature, is_open=case in ASK)
     plain, guessing = sides
     medians = [statistics.median(side.rates[1:]) for side in sides]
-    proposals = guessing.llm.engine.proposals
+    proposals = guessing.llm.engine.proposer.proposals
     return {
         "case": case,
         "batch": batch,

@@ -78,7 +78,7 @@ class Fleet:
         for number in range(2):
             port = free_port()
             replicas = [f"--replica=r{one}=http://127.0.0.1:{self.ports[one]}" for one in range(4)]
-            words = ["route", *replicas, f"--gateway={rules}", f"--port={port}", "--probe-s=0.2", "--wait-s=30"]
+            words = ["route", *replicas, f"--gateway={rules}", f"--port={port}", "probe-s=0.2", "wait-s=30"]
             self.routers.append(self._start(words, f"router-{number}"))
             self.urls.append(f"http://127.0.0.1:{port}")
 

@@ -16,7 +16,7 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from penstock.assembly.engine import load, make_engine, size
 from penstock.config import configure
 from penstock.runtime.core.batch import Delta
 from penstock.runtime.core.request import Request
+from penstock.runtime.engine.adapters.gate import AdapterGate
 from penstock.runtime.engine.engine import Engine
 from penstock.runtime.models.spec import ModelSpec
 
@@ -38,6 +39,8 @@ STREAMS, PROMPT, TOKENS = 64, 128, 128
 COUNTS = (1, 8, 32)
 BESIDE = 32
 """Generations that go on while cold adapters come."""
+OWN_STEPS = 2
+"""The last steps before a first token: that of its prompt, and the one launched before its token was there."""
 NUMBERS = count(1)
 
 
@@ -87,18 +90,21 @@ class Beside:
         self.engine = engine
         self.quiet_s: list[float] = []
         self.loading_s: list[float] = []
+        """Until the request that is asked for has its turn: its own prompt makes the steps after that longer."""
         self.running: set[int] = set()
 
     def first_token_s(self, adapter: str) -> float:
         asked = request(next(NUMBERS), 1, adapter)
         begin_s = last_s = time.perf_counter()
         self.engine.submit(asked)
+        steps_s: list[float] = []
         while True:
             deltas = self.step()
             now_s = time.perf_counter()
-            self.loading_s.append(now_s - last_s)
+            steps_s.append(now_s - last_s)
             last_s = now_s
             if any(delta.request_id == asked.request_id and delta.token_ids for delta in deltas):
+                self.loading_s += steps_s[:-OWN_STEPS]
                 return now_s - begin_s
 
     def rest(self, steps: int) -> None:
@@ -126,11 +132,15 @@ def cold(engine: Engine, paths: Sequence[str], warm: str, count: int) -> None:
     """The n-th adapter is asked for 1 / n as often as the first."""
     gate = engine.adapters
     assert gate is not None
+    gc.collect()
+    gc.freeze()  # as an engine's process does
+    watched = Watched(gate)
     beside = Beside(engine)
     for _ in range(BESIDE):
         beside.begin()
     beside.rest(20)
     beside.first_token_s(warm)
+    beside.quiet_s.clear()  # prompts were among these steps
     beside.loading_s.clear()
     colds, warms, loading_s = [], [], []
     chances = 1 / np.arange(1, len(paths) + 1)
@@ -159,6 +169,54 @@ def cold(engine: Engine, paths: Sequence[str], warm: str, count: int) -> None:
         f"({len(late)} steps; alone at most {max(beside.quiet_s) * 1e3 - usual:.2f} later)",
         flush=True,
     )
+    print(
+        f"latest: {', '.join(f'{each:.1f}' for each in late[-8:])}; alone: {worst(beside.quiet_s, usual)}", flush=True
+    )
+    watched.tell()
+
+
+def worst(found_s: Sequence[float], usual_ms: float) -> str:
+    return ", ".join(f"{each * 1e3 - usual_ms:.1f}" for each in sorted(found_s)[-8:])
+
+
+class Watched:
+    """How long reading and laying down adapters take, and collections of garbage."""
+
+    def __init__(self, gate: AdapterGate) -> None:
+        self._took_s: dict[str, list[float]] = {"garbage": []}
+        self._begun_s = 0.0
+        gc.callbacks.append(self._collects)
+        host: Any = gate._host
+        for name in ("read", "place"):
+            setattr(host, name, self._timed(name, getattr(host, name)))
+
+    def _timed(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        took_s = self._took_s[name] = []
+
+        def timed(*told: Any) -> Any:
+            begin_s = time.perf_counter()
+            try:
+                return call(*told)
+            finally:
+                took_s.append(time.perf_counter() - begin_s)
+
+        return timed
+
+    def _collects(self, phase: str, told: object) -> None:
+        now_s = time.perf_counter()
+        if phase == "start":
+            self._begun_s = now_s
+        else:
+            self._took_s["garbage"].append(now_s - self._begun_s)
+
+    def tell(self) -> None:
+        gc.callbacks.remove(self._collects)
+        for name, took_s in self._took_s.items():
+            if took_s:
+                ordered = sorted(each * 1e3 for each in took_s)
+                p95 = ordered[-1 - len(ordered) // 20]
+                told = f"{statistics.median(ordered):.1f} ms, p95 {p95:.1f}, at most {ordered[-1]:.1f}"
+                print(f"{name}: {told}, {len(ordered)} times", flush=True)
 
 
 def watch_compiling() -> list[str]:
@@ -182,9 +240,8 @@ def main() -> None:
     parser.add_argument("--cold", type=int, default=100, help="adapters that lie in files alone")
     parser.add_argument("--asked", type=int, default=160, help="requests for these")
     parser.add_argument("--folder", default=None)
-    parser.add_argument("--cut", default="as it is", help="of benchmarks.gpu.tune_lora")
+    parser.add_argument("--cut", nargs="+", default=["as it is"], help="of benchmarks.gpu.tune_lora, one after another")
     asked = parser.parse_args()
-    choose(asked.cut)
     options = {
         "model": asked.model,
         "max_context": 1024,
@@ -207,33 +264,39 @@ def main() -> None:
         print(f"{total} adapters written ({time.perf_counter() - begin_s:.0f} s)", flush=True)
         named = tuple(f"{Path(path).name}={path}" for path in paths)
         config = configure(config, adapters=named, max_adapters=max(COUNTS), max_adapter_rank=asked.rank)
-        begin_s = time.perf_counter()
-        engine = make_engine(config, loaded, size(config, loaded), warms_up=True)
-        print(f"engine with adapters, warmed up: {time.perf_counter() - begin_s:.0f} s", flush=True)
-        late = watch_compiling()
-        cases = {n: [paths[i % n] for i in range(STREAMS)] for n in COUNTS}
-        base: list[float] = []
-        shares: dict[int, list[float]] = {n: [] for n in cases}
-        for turn in range(asked.turns + 1):
-            alone = timed(engine, [""] * STREAMS)
-            found = {n: timed(engine, chosen) for n, chosen in cases.items()}
-            print(f"turn {turn}: {alone:.2f} s, {', '.join(f'{one:.2f}' for one in found.values())}", flush=True)
-            if late:
-                print(f"compiled meanwhile: {', '.join(late)}", flush=True)
-                late.clear()
-            if turn:
-                base.append(alone)
-                for n, seconds in found.items():
-                    shares[n].append(alone / seconds)
-        print(
-            f"base on an engine with adapters: {rate(base):,.0f} tok/s, {rate(base) / rate(plain):.3f} of plain",
-            flush=True,
-        )
-        for n, found_shares in shares.items():
-            print(f"{n} adapters of rank {asked.rank}: {statistics.median(found_shares):.3f} of base", flush=True)
-        if asked.cold:
-            cold(engine, paths[max(COUNTS) :], paths[0], asked.asked)
-        engine.close()
+        for number, cut in enumerate(asked.cut):
+            choose(cut)
+            begin_s = time.perf_counter()
+            engine = make_engine(config, loaded, size(config, loaded), warms_up=True)
+            print(f"{cut}: engine with adapters, warmed up: {time.perf_counter() - begin_s:.0f} s", flush=True)
+            by_turns(engine, paths, asked.turns, rate(plain))
+            if asked.cold and number + 1 == len(asked.cut):
+                cold(engine, paths[max(COUNTS) :], paths[0], asked.asked)
+            engine.close()
+            del engine
+            gc.collect()
+            torch.cuda.empty_cache()
+
+
+def by_turns(engine: Engine, paths: Sequence[str], turns: int, plain: float) -> None:
+    late = watch_compiling()
+    cases = {n: [paths[i % n] for i in range(STREAMS)] for n in COUNTS}
+    base: list[float] = []
+    shares: dict[int, list[float]] = {n: [] for n in cases}
+    for turn in range(turns + 1):
+        alone = timed(engine, [""] * STREAMS)
+        found = {n: timed(engine, chosen) for n, chosen in cases.items()}
+        print(f"turn {turn}: {alone:.2f} s, {', '.join(f'{one:.2f}' for one in found.values())}", flush=True)
+        if late:
+            print(f"compiled meanwhile: {', '.join(late)}", flush=True)
+            late.clear()
+        if turn:
+            base.append(alone)
+            for n, seconds in found.items():
+                shares[n].append(alone / seconds)
+    print(f"base on an engine with adapters: {rate(base):,.0f} tok/s, {rate(base) / plain:.3f} of plain", flush=True)
+    told = ", ".join(f"{n} adapters {statistics.median(found_shares):.3f}" for n, found_shares in shares.items())
+    print(f"of base: {told}", flush=True)
 
 
 if __name__ == "__main__":

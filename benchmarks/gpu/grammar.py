@@ -66,7 +66,7 @@ def main() -> None:
         began = time.perf_counter()
         grammars.warm_up()
         vocabulary_s = time.perf_counter() - began
-        llm.engine.grammar_state = grammar_state = GrammarState(grammars, time.monotonic)
+        llm.engine.proposer.grammar_state = grammar_state = GrammarState(grammars, time.monotonic)
         numbers = random.Random(2)
         prompts = [tuple(numbers.randrange(2000, 30_000) for _ in range(NUM_IN)) for _ in range(options.sequences)]
         every = ways(options.sequences, options.tokens)

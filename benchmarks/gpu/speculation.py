@@ -107,7 +107,7 @@ def run(
 
 def speculate(llm: LLM, answers: Answers, num_drafts: int) -> None:
     speculator = Speculator([ToldDrafter(answers)], length=num_drafts)
-    llm.engine.proposals = Proposals(llm.engine.scheduler, speculator)
+    llm.engine.proposer.proposals = Proposals(llm.engine.scheduler, speculator)
 
 
 def on_device(llm: LLM, batch: int, options: argparse.Namespace) -> dict[str, Any]:
@@ -123,7 +123,7 @@ def on_device(llm: LLM, batch: int, options: argparse.Namespace) -> dict[str, An
 
 
 def agreement(llm: LLM, prompts: list[tuple[int, ...]], options: argparse.Namespace) -> dict[str, Any]:
-    llm.engine.proposals = None
+    llm.engine.proposer.proposals = None
     answers = run(llm, prompts, options.tokens)[0]
     speculate(llm, answers, options.drafts)
     found = run(llm, prompts, options.tokens)[0]
@@ -141,7 +141,7 @@ def measure(llm: LLM, prompts: list[tuple[int, ...]], acceptance: float, options
     drafted: list[tuple[float, float]] = []
     """Seconds a step and tokens a second."""
     for turn in range(options.turns + 1):
-        llm.engine.proposals = None
+        llm.engine.proposer.proposals = None
         answers, seconds, steps, tokens = run(llm, prompts, options.tokens)
         plain += [(seconds / steps, tokens / seconds)] if turn else []
         speculate(llm, answers, options.drafts)
@@ -172,17 +172,17 @@ def made_up(llm: LLM, batch: int, seed: int) -> list[tuple[int, ...]]:
 
 def automatic(llm: LLM, batch: int, temperature: float, options: argparse.Namespace) -> dict[str, Any]:
     """`llm` was opened with speculation: its own proposals, and none, in turns."""
-    own = llm.engine.proposals
+    own = llm.engine.proposer.proposals
     rates: dict[bool, list[float]] = {False: [], True: []}
     widths: list[float] = []
     for turn in range(options.turns + 1):
         prompts = made_up(llm, batch, 1000 * batch + turn)
         for drafts in (False, True):
-            llm.engine.proposals = own if drafts else None
+            llm.engine.proposer.proposals = own if drafts else None
             _, seconds, steps, tokens = run(llm, prompts, options.tokens, temperature, turn)
             rates[drafts] += [tokens / seconds] if turn else []
             widths += [tokens / steps / batch] if turn and drafts else []
-    llm.engine.proposals = own
+    llm.engine.proposer.proposals = own
     ratios = [drafted / plain for plain, drafted in zip(rates[False], rates[True])]
     return {
         "batch": batch,

@@ -1,21 +1,25 @@
 """The host tier of a GPU's KV cache: rates of copies, conversations that do not fit, that fit, and one prefix for many.
 
-    python -m benchmarks.gpu.tiers [--model dummy:llama-3.1-8b] [--cases copies,turns,convoy,fits,noise,exact] [--json FILE]
+    python -m benchmarks.gpu.tiers [--model dummy:llama-3.1-8b] [--cases copies,turns,...] [--json FILE]
 
-The same weights serve with and without tiers, by turns of one order. `noise` has one load answered twice without tiers, in
-other company: what differs there is what bfloat16 sums of other batches differ by. `exact` is a small model in float32.
+The same weights serve with and without tiers, by turns of one order. `turns` has all users ask again at once, so that all but
+a few always queue; in `think` they come back after some seconds, as agents do. `noise` has one load answered twice without
+tiers, in other company: what differs there is what bfloat16 sums of other batches differ by. `exact` is a small model in
+float32.
 """
 
 import argparse
+import cProfile
 import gc
 import json
 import mmap
+import pstats
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,25 +30,60 @@ import torch
 from benchmarks.sessions import Turns, converse
 from penstock.assembly.engine import LoadedModel, load, make_engine, size
 from penstock.config import EngineConfig, configure
+from penstock.runtime.core.features import StepTime
+from penstock.runtime.core.runner import RehearsingRunner
 from penstock.runtime.engine.engine import Engine
 
 PIECE = 64
 POOL = "4GiB"
 EXACT_MODEL = "dummy:qwen3-0.6b"
 WITHOUT, TIERS = "without", "tiers"
+REHEARSAL_S = 3.0
+
+
+@dataclass
+class StepTimes:
+    """Where the time of an engine's steps went."""
+
+    num_steps: int = 0
+    num_tokens: int = 0
+    device_s: float = 0.0
+    host_s: float = 0.0
+    rest_s: float = 0.0
+
+    def add(self, step: StepTime) -> None:
+        self.num_steps += 1
+        self.num_tokens += step.features.num_tokens
+        self.device_s += step.device_s
+        self.host_s += step.host_s
+        self.rest_s += step.rest_s
+
+    def told(self) -> dict[str, float]:
+        """Since the last call."""
+        told = {f"step_{name}": round(value, 3) for name, value in vars(self).items()}
+        self.__init__()  # type: ignore[misc]
+        return told
+
+
+STEPS = {WITHOUT: StepTimes(), TIERS: StepTimes()}
 
 
 @contextmanager
-def pair(config: EngineConfig, loaded: LoadedModel, host: str, pool: str) -> Iterator[dict[str, Engine]]:
+def pair(
+    config: EngineConfig, loaded: LoadedModel, host: str, pool: str, *, warms_up: bool = True
+) -> Iterator[dict[str, Engine]]:
     """An engine without tiers and one with them, over the same weights."""
     engines: dict[str, Engine] = {}
     try:
         for name, kept in ((WITHOUT, None), (TIERS, host)):
             begun = time.perf_counter()
             own = replace(config, cache=replace(config.cache, kv_host=kept, kv_memory=pool))
-            engines[name] = make_engine(own, loaded, size(own, loaded), warms_up=True)
+            engines[name] = make_engine(own, loaded, size(own, loaded), STEPS[name].add, warms_up=warms_up)
             converse(engines[name], users=4, turns=1, first=512, more=16, answer=8, seed=99)
-            print(f"engine {name}, pool {pool}: {time.perf_counter() - begun:.1f} s", flush=True)
+            made_s = time.perf_counter()
+            num_recorded = rehearsed(engines[name], REHEARSAL_S) if warms_up else 0
+            took = f"{made_s - begun:.1f} s, {num_recorded} more steps recorded in {time.perf_counter() - made_s:.1f} s"
+            print(f"engine {name}, pool {pool}: {took}", flush=True)
         yield engines
     finally:
         for engine in engines.values():
@@ -52,6 +91,27 @@ def pair(config: EngineConfig, loaded: LoadedModel, host: str, pool: str) -> Ite
         engines.clear()
         gc.collect()
         torch.cuda.empty_cache()
+
+
+def rehearsed(engine: Engine, seconds: float) -> int:
+    """Steps of likely sizes are recorded, as they are in a server that nobody asks for so long; returns how many."""
+    runner, end_s, count = engine.runner, time.perf_counter() + seconds, 0
+    while isinstance(runner, RehearsingRunner) and time.perf_counter() < end_s and runner.rehearse():
+        count += 1
+    return count
+
+
+@contextmanager
+def profiled(is_on: bool) -> Iterator[None]:
+    """Where the engine's thread spends its time, waits included."""
+    profile = cProfile.Profile()
+    if is_on:
+        profile.enable()
+    yield
+    if is_on:
+        profile.disable()
+        for order in ("tottime", "cumtime"):
+            pstats.Stats(profile).sort_stats(order).print_stats(28)
 
 
 def rate(num_bytes: int, move: Callable[[], object], tries: int = 12) -> float:
@@ -160,7 +220,9 @@ def equal(mine: Turns, theirs: Turns) -> str:
     return f"{sum(is_same for _, is_same in both)} of {len(both)}, first turns {sum(first)} of {len(first)}"
 
 
-def compare(engines: dict[str, Engine], **shape: Any) -> dict[str, Any]:
+def compare(
+    engines: dict[str, Engine], first_id: int = 1000, *, is_profiled: bool = False, **shape: Any
+) -> dict[str, Any]:
     found: dict[str, Any] = {"load": shape}
     turns: dict[str, Turns] = {}
     for name, engine in engines.items():
@@ -170,7 +232,10 @@ def compare(engines: dict[str, Engine], **shape: Any) -> dict[str, Any]:
             if count % (2 * shape["users"]) == 0:
                 print(f"  {name}: {count} turns, {time.perf_counter() - begun:.1f} s, {counted(engine)}", flush=True)
 
-        turns[name], found[name] = converse_counted(engine, first_id=1000, on_turn=say, **shape)
+        STEPS[name].told()
+        with profiled(is_profiled and name == TIERS):
+            turns[name], found[name] = converse_counted(engine, first_id=first_id, on_turn=say, **shape)
+        found[name] |= STEPS[name].told()
         print(json.dumps({name: found[name]}), flush=True)
     found["equal_answers"] = equal(turns[TIERS], turns[WITHOUT])
     found["throughput_ratio"] = round(found[WITHOUT]["wall_s"] / found[TIERS]["wall_s"], 3)
@@ -226,7 +291,8 @@ def exact() -> dict[str, Any]:
     torch.backends.cuda.matmul.allow_tf32 = False
     config = configure(model=EXACT_MODEL, max_context=4096, max_sequences=32, dtype="float32")
     loaded = load(config, warms_up=False)
-    with pair(config, loaded, "8GiB", "1GiB") as engines:
+    print(f"loaded {EXACT_MODEL} in float32", flush=True)
+    with pair(config, loaded, "6GiB", "1GiB", warms_up=False) as engines:
         return compare(engines, users=40, turns=5, first=384, more=48, answer=16)
 
 
@@ -236,10 +302,12 @@ def main() -> None:
     parser.add_argument("--users", type=int, default=64)
     parser.add_argument("--turns", type=int, default=8)
     parser.add_argument("--first", type=int, default=1536, help="tokens of a first turn")
+    parser.add_argument("--think", type=float, default=3.0, help="seconds until a user comes back, where they think")
     parser.add_argument("--pool", default=POOL)
     parser.add_argument("--host", default="20GiB")
-    parser.add_argument("--cases", default="copies,turns,convoy,fits,noise,exact")
+    parser.add_argument("--cases", default="copies,turns,think,convoy,fits,noise,exact")
     parser.add_argument("--rounds", type=int, default=5, help="of what fits")
+    parser.add_argument("--profile", action="store_true", help="tell where the time of `turns` with tiers goes")
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
     cases = asked.cases.split(",")
@@ -253,13 +321,13 @@ def main() -> None:
 
     if "exact" in cases:
         tell("exact", exact())
-    if {"copies", "turns", "convoy", "noise", "fits"}.isdisjoint(cases):
+    if {"copies", "turns", "think", "convoy", "noise", "fits"}.isdisjoint(cases):
         return
     config = configure(model=asked.model, max_context=16_384, max_sequences=64)
     begun = time.perf_counter()
     loaded = load(config, warms_up=True)
     print(f"loaded in {time.perf_counter() - begun:.1f} s on {loaded.device.name}", flush=True)
-    if not {"copies", "turns", "convoy", "noise"}.isdisjoint(cases):
+    if not {"copies", "turns", "think", "convoy", "noise"}.isdisjoint(cases):
         with pair(config, loaded, asked.host, asked.pool) as engines:
             if "copies" in cases:
                 tell("copies", copy_rates(engines[TIERS]))
@@ -267,7 +335,10 @@ def main() -> None:
                 tell("convoy", convoy(engines))
             if "turns" in cases:
                 shape = {"users": asked.users, "turns": asked.turns, "first": asked.first, "more": 96, "answer": 16}
-                tell("turns", compare(engines, **shape))
+                tell("turns", compare(engines, is_profiled=asked.profile, **shape))
+            if "think" in cases:
+                shape = {"users": asked.users, "turns": asked.turns, "first": asked.first, "more": 96, "answer": 16}
+                tell("think", compare(engines, 5000, seed=3, think_s=asked.think, **shape))
             if "noise" in cases:
                 tell("noise", noise(engines))
     if "fits" in cases:

@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from penstock.runtime.ops import lora as definition
 from penstock.runtime.ops.activation import gate
-from penstock.runtime.ops.lora import LoraBank, add_lora, add_lora_gated, tile_tokens
+from penstock.runtime.ops.grouped import lora as definition
+from penstock.runtime.ops.grouped.lora import LoraBank, add_lora, add_lora_gated, tile_tokens
 from penstock.runtime.ops.triton.grouped import lora
 from penstock.runtime.ops.triton.grouped.lora import LoraCut
 
@@ -48,9 +48,9 @@ CUTS = {
     "as it is": NOW,
     "after the product": APART._replace(is_aside=False),
     "sums apart": APART,
-    "sums apart, splits 4": APART._replace(splits=4),
     "splits 16": NOW._replace(splits=16),
     "splits 4": NOW._replace(splits=4),
+    "splits 4, stages 3": NOW._replace(splits=4, stages=3),
     "stages 1": NOW._replace(stages=1),
     "stages 3": NOW._replace(stages=3),
     "block 128": NOW._replace(block=128),

@@ -93,8 +93,8 @@ def _mix(inputs: Inputs, sets: Sets, kernel: Callable[..., Tensor], number: int)
 
 def build(place: Place) -> list[Case]:
     from penstock.runtime.ops.triton import moe
+    from penstock.runtime.ops.triton.grouped.sorting import sort_pairs
     from penstock.runtime.ops.triton.host.tile_table import TileConfig, tiles_of
-    from penstock.runtime.ops.triton.sorting import sort_pairs
 
     inputs = Inputs(place)
     experts, spec = inputs.experts, inputs.spec
@@ -128,8 +128,8 @@ def build(place: Place) -> list[Case]:
 
 def tiled_cases(inputs: Inputs, num_tokens: int, tiles: tuple[int, ...]) -> list[Case]:
     from penstock.runtime.ops.triton import moe
+    from penstock.runtime.ops.triton.grouped.sorting import sort_pairs
     from penstock.runtime.ops.triton.host.tile_table import TileConfig
-    from penstock.runtime.ops.triton.sorting import sort_pairs
 
     experts, spec = inputs.experts, inputs.spec
     sets = inputs.tokens(num_tokens)

@@ -172,10 +172,10 @@ def live(requests: list[Request], policy: str, num_blocks: int) -> dict:
             "--max-context",
             str(MAX_CONTEXT),
         )
-        wide = ("--max-waiting", "100000", "--max-waiting-tokens", "1000000000")
+        wide = ("--max-waiting", "100000", "max-waiting-tokens=1000000000")
         urls = [started(stack, "serve", *engine, *wide) for _ in range(NUM_REPLICAS)]
         flags = [word for url in urls for word in ("--replica", url)]
-        url = started(stack, "route", "--port", "0", "--policy", policy, "--slow-start-s", "0", *flags)
+        url = started(stack, "route", "--port", "0", "--policy", policy, "slow-start-s=0", *flags)
         port = int(url.rpartition(":")[2])
         while urlopen(f"{url}/router/replicas").read().count(b'"state":"ready"') < NUM_REPLICAS:
             time.sleep(0.2)
