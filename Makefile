@@ -10,14 +10,19 @@ WEB := penstock/service/server/ui/static/index.html
 NPM := --no-audit --no-fund --loglevel=error
 WEB_SOURCES := web/package-lock.json web/index.html web/vite.config.ts $(shell find web/src web/public -type f)
 
-.PHONY: serve test test-fast test-gpu check test-slow mutants docs web web-check clean
+.PHONY: serve test test-fast test-gpu check test-long test-slow mutants docs web web-check clean
 .DEFAULT_GOAL := serve
 
 serve: .venv/.installed web  ## fetch the default model and serve it
 	$(BIN)/penstock serve
 
-test: .venv/.installed-dev web check  ## lint, types and every test but the slow ones
-	$(BIN)/python -m pytest -m "not slow and not cuda" -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+
+test: .venv/.installed-dev web check  ## lint, types and every test but the long and the slow ones
+	$(PYTEST) -m "not long and not slow and not cuda"
+
+test-long: .venv/.installed-dev web  ## real models, the web app in a browser, faults: as long again
+	$(PYTEST) -m "long and not slow"
 
 test-fast: .venv/.installed-dev  ## the plain tier: what to run on every save
 	$(BIN)/python -m pytest -m "plain and not slow" -n $(WORKERS)

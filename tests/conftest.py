@@ -4,10 +4,12 @@ plain     no torch, no process: what a person runs on every save (`make test-fas
 torch     operations, layers, runners, real models in this process
 server    processes that serve, and the clients that call them
 web       the app in a real browser        cuda     a GPU
+long      whole files of real models, browsers and faults, half of the suite's time: `make test-long`, and always before a merge
 slow      campaigns, and what takes more than some seconds of a core where something quicker shows the same law
 """
 
 import os
+import random
 import signal
 import sys
 from collections.abc import Iterator
@@ -25,7 +27,7 @@ if "PYTEST_XDIST_WORKER" in os.environ and hasattr(os, "sched_setaffinity"):
     cores, count = sorted(os.sched_getaffinity(0)), int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
     number = int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw"))
     if count <= len(cores):
-        os.sched_setaffinity(0, cores[number::count])
+        os.sched_setaffinity(0, cores[number % count :: count])
 
 # Processes that tests start find this project's modules compiled, also where the environment forbids to keep them so.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -59,6 +61,33 @@ TORCH_FILES = (
     "test_preload.py",
 )
 
+LONG = (
+    "web",
+    "test_real_model.py",
+    "test_speculation.py",
+    "test_ranks.py",
+    "ops/test_interpreted.py",
+    "ops/triton/test_compile_ahead.py",
+    "models/test_served.py",
+    "runtime/test_engine.py",
+    "runtime/test_kinds.py",
+    "engine/tiers/test_real.py",
+    "engine/test_speculation.py",
+    "server/test_faults.py",
+    "server/test_models.py",
+    "server/test_ui.py",
+    "router/test_sockets.py",
+    "router/test_silent.py",
+    "router/test_roles.py",
+    "bench/test_session.py",
+    "cli/test_bench.py",
+    "doctor/test_real.py",
+    "formats/test_lattices.py",
+    "adapters/test_crossed.py",
+    "planner/test_search.py",
+    "assembly/test_memory.py",
+)
+assert all((TESTS / name).exists() for name in LONG), "LONG names a file that is not there"
 
 LIMIT_S = 300.0
 """Of one test."""
@@ -83,8 +112,21 @@ FIRST = (
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     homes = {name: tier for tier, names in TIERS.items() for name in names} | dict.fromkeys(TORCH_FILES, "torch")
     for item in items:
-        item.add_marker(homes.get(item.path.relative_to(TESTS).parts[0], "plain"))
+        path = item.path.relative_to(TESTS)
+        item.add_marker(homes.get(path.parts[0], "plain"))
+        if path.parts[0] in LONG or path.as_posix() in LONG:
+            item.add_marker("long")
     items.sort(key=_turn)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Draws of a test, and of fixtures made for it, are the same at every run, whichever tests ran before."""
+    random.seed(0)
+    if torch := sys.modules.get("torch"):
+        torch.manual_seed(0)
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed(0)
 
 
 @pytest.hookimpl(wrapper=True)

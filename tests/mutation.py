@@ -1,6 +1,6 @@
 """Do the tests notice broken code? Breaks the heart in hundreds of small ways and runs the tests of core and engine on each.
 
-    python tests/mutation.py [--file blocks.py] [--line 120] [--verbose]
+    python tests/mutation.py [--file blocks.py] [--line 120] [--seconds 600] [--verbose]
 
 A mutant is one change to the syntax tree: a comparison moved or turned, a constant off by one, an operator exchanged, a
 condition negated, two arguments swapped, a statement dropped. It is killed if a test fails or the tests take far too long.
@@ -27,6 +27,7 @@ Survivors known to change nothing that anyone could notice (they count as surviv
 import argparse
 import ast
 import os
+import random
 import resource
 import select
 import signal
@@ -49,7 +50,7 @@ TARGETS = ("blocks", "order", "roster", "plan", "flights", "deadlines", "sequenc
 TESTS = (
     *(f"tests/core/test_{name}.py" for name in ("blocks", "books", "pins", "order", "batching", "scheduler")),
     *(f"tests/core/test_{name}.py" for name in ("preemption", "drafts", "results", "choices", "progress", "sharing")),
-    *(f"tests/core/test_{name}.py" for name in ("fast_forward", "plan", "roster", "flights", "deadlines", "lanes")),
+    *(f"tests/core/test_{name}.py" for name in ("adopted", "plan", "roster", "flights", "deadlines", "lanes")),
     *(f"tests/core/test_{name}.py" for name in ("listening", "prefix", "shares")),
     *(f"tests/engine/test_{name}.py" for name in ("engine", "laws", "speculation", "resume", "explain")),
 )
@@ -78,6 +79,8 @@ OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
     ast.FloorDiv: ast.Mult,
     ast.Div: ast.Mult,
     ast.Mod: ast.FloorDiv,
+    ast.BitOr: ast.BitAnd,
+    ast.BitAnd: ast.BitOr,
 }
 SKIPPED_FIELDS = {"annotation", "returns", "decorator_list", "bases", "keywords", "type_params"}
 
@@ -271,6 +274,9 @@ class Campaign:
 
     mutants: list[Mutant]
     verbose: bool
+    seconds: float | None = None
+    """After which no further mutant is begun."""
+    done: list[Mutant] = field(default_factory=list)
     survivors: list[Mutant] = field(default_factory=list)
     kills: dict[str, int] = field(default_factory=dict)
 
@@ -285,16 +291,22 @@ class Campaign:
         if self._wait([self._fork(session, None)])[1] is not None:
             raise SystemExit("the tests fail on code that nobody broke")
         self._limit_s = 4 * (time.monotonic() - started_s) + 10
-        waiting, forks, num_done = list(reversed(self.mutants)), [], 0
+        waiting, forks = list(reversed(self.mutants)), []
         while waiting or forks:
             while waiting and len(forks) < NUM_FORKS:
                 forks.append(self._fork(session, waiting.pop()))
             fork, killer = self._wait(forks)
             forks.remove(fork)
-            num_done += 1
+            self.done.append(fork.mutant)
+            if self.seconds is not None and time.monotonic() - started_s > self.seconds:
+                waiting.clear()
             self._take_down(fork.mutant, killer)
             if sys.stderr.isatty():
-                print(f"\r{num_done} of {len(self.mutants)}, {len(self.survivors)} survive ", end="", file=sys.stderr)
+                print(
+                    f"\r{len(self.done)} of {len(self.mutants)}, {len(self.survivors)} survive ",
+                    end="",
+                    file=sys.stderr,
+                )
         return True
 
     def _take_down(self, mutant: Mutant, killer: str | None) -> None:
@@ -359,13 +371,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--file", choices=[f"{target}.py" for target in TARGETS], help="only this file's mutants")
     parser.add_argument("--line", type=int, help="only those of this line")
+    parser.add_argument("--seconds", type=float, help="as many as that allows, drawn at random, instead of all")
+    parser.add_argument("--seed", type=int, default=0, help="of the draw")
     parser.add_argument("--verbose", action="store_true", help="say which test killed each")
     asked = parser.parse_args()
     targets = [target for target in TARGETS if asked.file in (None, f"{target}.py")]
     mutants = [one for target in targets for one in mutants_of(target) if asked.line in (None, one.line)]
+    if asked.seconds is not None:
+        random.Random(asked.seed).shuffle(mutants)
     os.chdir(ROOT)
     sys.path.insert(0, str(ROOT))
-    campaign = Campaign(mutants, asked.verbose)
+    campaign = Campaign(mutants, asked.verbose, asked.seconds)
     started_s = time.monotonic()
     options = [
         "-q",
@@ -385,12 +401,13 @@ def main() -> int:
 def report(campaign: Campaign, seconds: float) -> int:
     print()
     for target in TARGETS:
-        num_mutants = sum(mutant.target == target for mutant in campaign.mutants)
+        num_mutants = sum(mutant.target == target for mutant in campaign.done)
         num_survivors = sum(mutant.target == target for mutant in campaign.survivors)
         if num_mutants:
             print(f"{target + '.py':14}{num_mutants - num_survivors:5} of {num_mutants} killed")
-    score = 1 - len(campaign.survivors) / max(len(campaign.mutants), 1)
-    print(f"score {score:.1%} in {seconds:.0f} s; at least {MIN_SCORE:.0%} is wanted")
+    score = 1 - len(campaign.survivors) / max(len(campaign.done), 1)
+    drawn = f"{len(campaign.done)} of {len(campaign.mutants)} mutants"
+    print(f"score {score:.1%} of {drawn} in {seconds:.0f} s; at least {MIN_SCORE:.0%} is wanted")
     return 0 if score >= MIN_SCORE else 1
 
 

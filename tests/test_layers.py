@@ -35,7 +35,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "formats": ("errors",),
     "metrics": ("errors", "core"),
     "workload": ("errors", "core"),
-    "cost": ("errors", "core", "models.spec", "models.adapters"),
+    "cost": ("errors", "core", "models.spec", "models.adapters", "models.ranks", "models.sharding"),
     "ops": ("errors", "models.spec", "models.kinds"),
     "layers": ("errors", "ops", "models.spec", "models.kinds"),
     "execution": (
@@ -57,7 +57,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "server.reading",
     ),
     "store": ("errors",),
-    "cluster": ("errors", "sim.scaling", "cli.main"),
+    "cluster": ("errors", "sim.scaling", "cli.main", "upstream"),
     "gateway": ("errors", "edge.tokens", "marks", "metrics", "store"),
     "sim": (
         "errors", "garbage", "core", "cost", "router.policy", "router.handover", "workload", "metrics", "config", "sizing",
@@ -107,6 +107,7 @@ THIRD_PARTY: dict[str, tuple[str, ...]] = {
     "psycopg": ("store",),
     "jwt": ("edge",),
     "zmq": ("engine",),
+    "nixl": ("engine",),
     "ray": ("cluster",),
     "opentelemetry": ("server", "router", "metrics"),
     "uvloop": ("cli", "assembly"),

@@ -50,7 +50,7 @@ def test_a_reader_that_comes_back_is_written_to_again(tmp_path: Path, caplog: py
     path = tmp_path / "pipe"
     os.mkfifo(path)
     reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    file = LineFile(path, "--route-log")
+    file = LineFile(path, "route-log")
     file.write(b"one")
     os.close(reader)
     file.write(b"two")

@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ import pytest
 from penstock import LLM
 from penstock.config import ParallelConfig, split_address
 from penstock.errors import ConfigError
-from tests.machine import PATIENCE_S, wait_until
+from tests.machine import PATIENCE_S, free_port, wait_until
 from tests.machines import reason_against, two_machines
 from tests.models.tiny import qwen3_moe
 from tests.real import DEFAULT, model_path
@@ -24,12 +23,6 @@ from tests.server.serving import KEY, ROOT, serving
 from tests.test_ranks import PROMPTS, completed
 
 HERE, THERE = "127.0.0.1", "127.0.0.2"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HERE, 0))
-        return int(probe.getsockname()[1])
 
 
 @contextmanager
@@ -100,8 +93,9 @@ def test_ranks_on_two_machines_with_a_network_between_them_give_the_text_of_one(
         served = first.command([*words, "serve", model, *LAYOUTS[kind], *spread, *rest])
         process = stack.enter_context(running(served))
         together = said(f"http://{first.address}:8000", process)
-    with running([*words, "serve", model, "--port", "8011", *rest]) as process:
-        assert said("http://127.0.0.1:8011", process) == together
+    port = free_port()
+    with running([*words, "serve", model, "--port", str(port), *rest]) as process:
+        assert said(f"http://127.0.0.1:{port}", process) == together
 
 
 @contextmanager
@@ -140,7 +134,7 @@ def test_a_machine_without_the_model_is_told_before_anything_is_loaded(tmp_path:
         done = subprocess.run([*words, "--rendezvous", address], cwd=ROOT, capture_output=True, text=True, timeout=120)
         assert done.returncode == 2, done.stderr
         assert "machine 2 of 2 cannot compute its part" in done.stderr
-        assert other.wait(30.0) == 2
+        assert other.wait(PATIENCE_S) == 2
 
 
 @pytest.mark.parametrize(
