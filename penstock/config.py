@@ -20,9 +20,9 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["plain", "json"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 Device = Literal["auto", "cpu", "cuda"]
-SPECULATE = ("off", "auto", "ngram", "suffix", "prediction", "model")
+SPECULATE = ("off", "auto", "ngram", "suffix", "prediction", "model", "mtp")
 HEADS = ("medusa", "eagle")
-"""Who guesses from files of its own: `medusa:DIR`. What `self` keeps of the model may stand in such a file too."""
+"""Who guesses from files of its own: `medusa:DIR`."""
 MAX_DRAFT_TOKENS = 64
 
 
@@ -212,8 +212,8 @@ class SpeculationConfig:
 
     speculate: str | None = None
     """Who guesses: ngram (what followed in the same request), suffix (also in the tenant's last answers), prediction (what
-    the client expects), model (--draft-model), medusa:DIR or eagle:DIR (heads, see penstock train-draft), auto (whoever
-    is right most often) or off (default: auto for packed weights on a CPU, else off)"""
+    the client expects), model (--draft-model), mtp (the model's own layer for it), medusa:DIR or eagle:DIR (heads, see
+    penstock train-draft), auto (whoever is right most often) or off (default: auto for packed weights on a CPU, else off)"""
     draft_model: str | None = None
     """Smaller model of the same vocabulary that guesses, named as MODEL is (default: none)"""
     draft_tokens: int | None = None

@@ -371,9 +371,9 @@ def _drafter(config: EngineConfig, loaded: LoadedModel) -> str | None:
 
 def _drafting(config: EngineConfig, loaded: LoadedModel, sizing: Sizing) -> Drafting:
     kind, name = config.speculation.drafter, config.speculation.draft_model
-    if kind in HEADS and loaded.group is not None:
+    if kind in (*HEADS, "mtp") and loaded.group is not None:
         raise ConfigError(f"--speculate {kind} guesses for a model in one process; leave out --tensor and --pipeline")
-    if kind in HEADS:
+    if kind in (*HEADS, "mtp"):
         return make_head_drafter(loaded.network, config, loaded.files, loaded.device.free_bytes)
     if name is None:
         return Drafting()

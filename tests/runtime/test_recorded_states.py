@@ -1,6 +1,6 @@
 """Recorded decode steps of models with latents and states, on any machine: a graph is a step that is computed again."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +10,8 @@ import torch
 from penstock.runtime.core.limits import Limits
 from penstock.runtime.core.runner import RunnerShape
 from penstock.runtime.core.scheduler import Scheduler
+from penstock.runtime.draft.drafter import Drafter, Guess, View
+from penstock.runtime.draft.speculator import Speculator
 from penstock.runtime.engine.engine import Engine
 from penstock.runtime.execution.cuda import forward
 from penstock.runtime.execution.cuda.forward import GraphForward, record_steps
@@ -17,14 +19,16 @@ from penstock.runtime.execution.cuda.graphs import GraphParts, GraphRecorder, Sa
 from penstock.runtime.execution.cuda.rows import DeviceRows
 from penstock.runtime.execution.eager.forward import EagerForward
 from penstock.runtime.execution.eager.launched import Here, take_here
-from penstock.runtime.execution.eager.runner import StepRunner
+from penstock.runtime.execution.eager.runner import ModelRunner, StepRunner
 from penstock.runtime.execution.eager.sampler import Sampler
+from penstock.runtime.execution.heads.states import StateStore
 from penstock.runtime.execution.kv_cache import KVCache
 from penstock.runtime.layers.decoder import Decoder
 from penstock.runtime.layers.kinds.parts import can_record
 from penstock.runtime.layers.step import Rotations, Step
 from penstock.runtime.models.kinds.forgetting import bounded
 from tests.runtime.driving import BLOCK_SIZE, tiny_spec
+from tests.runtime.heads.test_lossless import DRAFTERS
 from tests.runtime.test_engine import requests, serve
 from tests.runtime.test_kinds import CONTEXT, computed_alone, groups_of, hybrid, latent
 
@@ -117,6 +121,39 @@ def test_recorded_decodes_change_no_answer(
         for choice in range(request.params.n):
             tokens = [token for delta in answers[request.request_id, choice] for token in delta.token_ids]
             assert tokens == computed_alone(model, request, choice, len(tokens))
+
+
+class Heard:
+    """A drafter, and everything it guessed."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self.name, self.seconds, self.finish = drafter.name, drafter.seconds, drafter.finish
+        self._drafter = drafter
+        self.guesses: list[tuple[Any, int, tuple[int, ...]]] = []
+
+    def propose(self, views: Sequence[View], most: int) -> list[Guess]:
+        guesses = self._drafter.propose(views, most)
+        self.guesses += [(view.key, len(view.tokens), guess.tokens) for view, guess in zip(views, guesses)]
+        return guesses
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_heads_guess_by_recorded_steps_what_they_guess_by_others(depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recorded decode steps and steps that check drafts leave the same states for them."""
+    monkeypatch.setattr(forward, "Pinned", Buffers)
+    model = latent()
+    shape = RunnerShape(200, BLOCK_SIZE, NUM_ROWS, CONTEXT, frees=True)
+    heard = []
+    for runner in (recorded_runner(model, shape)[0], ModelRunner(model, shape)):
+        store = runner.states = StateStore(model.spec.hidden_size, torch.device("cpu"))
+        drafter = Heard(DRAFTERS["mtp"](model, store))
+        limits = Limits(200, BLOCK_SIZE, CONTEXT, 29, NUM_ROWS, 100, 10_000, groups=groups_of(model.spec, 0))
+        speculator = Speculator([drafter], length=3)
+        engine = Engine(Scheduler(limits), runner, lambda: 0.0, depth=depth, speculator=speculator)
+        serve(engine, requests(9, seed=3))
+        heard.append(drafter.guesses)
+    assert sum(bool(tokens) for *_, tokens in heard[0]) > 20
+    assert heard[0] == heard[1]
 
 
 def test_which_models_can_be_recorded() -> None:

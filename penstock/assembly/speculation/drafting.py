@@ -13,10 +13,11 @@ from penstock.config import EngineConfig
 from penstock.errors import ConfigError
 from penstock.runtime.core.runner import RunnerShape
 from penstock.runtime.draft.drafter import Drafter
-from penstock.runtime.draft.heads import HeadDrafter
+from penstock.runtime.draft.heads import DraftHeads, HeadDrafter
 from penstock.runtime.draft.model import ModelDrafter
 from penstock.runtime.execution.choose import make_runner
 from penstock.runtime.execution.heads.load import make_heads, open_heads
+from penstock.runtime.execution.heads.mtp import MtpHeads, load_mtp
 from penstock.runtime.execution.heads.states import StateSource, StateStore
 from penstock.runtime.execution.heads.target import head_target
 from penstock.runtime.execution.native.decoder import NativeDecoder
@@ -81,11 +82,24 @@ def make_head_drafter(
     kind, folder = config.speculation.drafter or "", Path(config.speculation.draft_folder or "")
     if not isinstance(network, NativeDecoder | Decoder):
         raise ConfigError(f"--speculate {kind} needs a model that generates, in one process")
-    fingerprint = None if files is None else files.fingerprint
-    opened = open_heads(kind, folder, network.spec, fingerprint, free_bytes)
     store = StateStore(network.spec.hidden_size, network.device)
-    heads = make_heads(kind, opened, network.spec, head_target(network), source or store)
+    heads: DraftHeads
+    if kind == "mtp":
+        heads = _own_heads(network, files, store)
+    else:
+        fingerprint = None if files is None else files.fingerprint
+        opened = open_heads(kind, folder, network.spec, fingerprint, free_bytes)
+        heads = make_heads(kind, opened, network.spec, head_target(network), source or store)
     return Drafting(HeadDrafter(heads, time.monotonic), store)
+
+
+def _own_heads(network: NativeDecoder | Decoder, files: ModelFiles | None, store: StateStore) -> MtpHeads:
+    if files is None or not files.model.mtp or isinstance(network, NativeDecoder):
+        raise ConfigError(
+            "--speculate mtp needs a checkpoint with a layer for it, as DeepSeek V3's has; choose another drafter"
+        )
+    layer = load_mtp(network, files.model.mtp, files.checkpoint)
+    return MtpHeads(layer, network.spec, head_target(network), store)
 
 
 def draft_bytes(config: EngineConfig, target: ModelSpec, draft: ModelFiles) -> int:

@@ -15,7 +15,7 @@ FIRST_CHANCES = (0.30, 0.35, 0.40, 0.50, 0.60, 0.65, 0.70, 0.80, 0.85, 0.90, 0.9
 """Prior chance of each class, before anything was measured."""
 MADE_CHANCES = (0.65,) * len(LEVELS)
 """The same for guesses that a model computes: their classes are positions in the guess instead of agreements."""
-MADE = ("model", "medusa", "eagle")
+MADE = ("model", "medusa", "eagle", "mtp")
 FIRST_WEIGHT = 4.0
 """Weight of the prior, in guesses."""
 OWN_WEIGHT = 6.0

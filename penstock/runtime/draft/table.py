@@ -15,6 +15,7 @@ DRAFTERS: dict[str, tuple[Callable[[], Drafter], ...]] = {
     "model": (PredictionDrafter,),
     "medusa": (PredictionDrafter,),
     "eagle": (PredictionDrafter,),
+    "mtp": (PredictionDrafter,),
     "auto": (PredictionDrafter, NgramDrafter, SuffixDrafter),
 }
 """`suffix` looks for the longest end of the text that was seen before, in the request as well as in the last answers."""

@@ -12,7 +12,7 @@ from penstock.runtime.layers.mlp import Gated, Ungated
 from penstock.runtime.layers.moe import MixtureOfExperts
 from penstock.runtime.layers.norm import AnyNorm, NoNorm, make_norm
 from penstock.runtime.layers.trunk import TrunkParts
-from penstock.runtime.models.spec import MLP, NO_MLP, GatedMLP, Layer, ModelSpec, NormPlacement, PlainMLP
+from penstock.runtime.models.spec import MLP, NO_MLP, GatedMLP, ModelSpec, NormPlacement, PlainMLP
 
 NORMS: dict[NormPlacement, frozenset[str]] = {
     "pre": frozenset({"attention_norm", "mlp_norm"}),
@@ -42,12 +42,13 @@ def _parts(spec: ModelSpec, dtype: torch.dtype) -> TrunkParts:
         positions=table(spec.learned_positions),
         token_types=table(spec.token_types),
         embedding_norm=make_norm(spec.norm, spec.hidden_size) if spec.embedding_norm else NoNorm(),
-        layers=[_layer(spec, layer, number, dtype) for number, layer in enumerate(spec.layers)],
+        layers=[build_layer(spec, number, dtype) for number in range(spec.num_layers)],
         norm=make_norm(spec.norm, spec.hidden_size) if has_final_norm else NoNorm(),
     )
 
 
-def _layer(spec: ModelSpec, layer: Layer, number: int, dtype: torch.dtype) -> AnyLayer:
+def build_layer(spec: ModelSpec, number: int, dtype: torch.dtype) -> AnyLayer:
+    layer = spec.layers[number]
     names = ("attention_norm", "attention_post_norm", "mlp_norm", "mlp_post_norm")
     placed = NORMS[layer.norms] - ({"mlp_norm"} if layer.mlp == NO_MLP else set())
     norms: dict[str, AnyNorm] = {

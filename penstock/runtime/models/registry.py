@@ -4,7 +4,7 @@ A new architecture is a module that offers `Architecture` and a row in each tabl
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import Any, Protocol
 
@@ -53,6 +53,8 @@ class RegisteredModel:
 
     spec: ModelSpec
     recipes: Recipes
+    mtp: Recipes = field(default_factory=dict)
+    """Of a layer behind the last that foretells one token further; none where the checkpoint lacks it."""
 
 
 BY_CLASS: dict[str, Architecture] = {
@@ -151,8 +153,13 @@ def read_config(
     spec = architecture.spec_from_config(config)
     if pooling is not None and not spec.generates:
         spec = replace(spec, pooling=pooling_from_config(pooling))
-    recipes = architecture.recipes(spec, names)
-    return RegisteredModel(spec, replace_floats(config, recipes, names) if method in METHODS else recipes)
+    recipes, mtp = (
+        architecture.recipes(spec, names),
+        deepseek.mtp_recipes(spec, names) if architecture is deepseek else {},
+    )
+    if method in METHODS:
+        recipes, mtp = (replace_floats(config, some, names) for some in (recipes, mtp))
+    return RegisteredModel(spec, recipes, mtp)
 
 
 def read_gguf(

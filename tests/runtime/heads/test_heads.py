@@ -13,6 +13,7 @@ from penstock.runtime.execution.heads.eagle import EagleHeads, EagleShape
 from penstock.runtime.execution.heads.medusa import MedusaHeads
 from penstock.runtime.execution.heads.states import StateStore
 from penstock.runtime.execution.heads.target import FloatTarget
+from penstock.runtime.layers.decoder import Decoder
 from penstock.runtime.train.eagle import EagleModule
 from penstock.runtime.train.examples import Example, pad
 from penstock.runtime.train.medusa import MedusaModule
@@ -28,10 +29,10 @@ CHOSEN = torch.arange(0, VOCABULARY, 2)
 class Fed:
     """A model's runner that is given a text bit by bit and leaves its states in a store."""
 
-    def __init__(self, text: Sequence[int]) -> None:
-        self.model = tiny_model(VOCABULARY, seed=3)
+    def __init__(self, text: Sequence[int], model: Decoder | None = None) -> None:
+        self.model = model or tiny_model(VOCABULARY, seed=3)
         self.runner = ModelRunner(self.model, RunnerShape(16, BLOCK_SIZE, 2, 16 * BLOCK_SIZE))
-        self.store = self.runner.states = StateStore(HIDDEN, torch.device("cpu"))
+        self.store = self.runner.states = StateStore(self.model.spec.hidden_size, torch.device("cpu"))
         self.target = FloatTarget(self.model)
         self.text = tuple(text)
         self.num_fed = self.num_steps = 0
@@ -47,7 +48,7 @@ class Fed:
         self.num_fed += count
 
     def example(self) -> Example:
-        whole = Fed(self.text)
+        whole = Fed(self.text, self.model)
         whole.feed(len(self.text))
         states = whole.store.at(1, 0, len(self.text))
         assert states is not None

@@ -18,8 +18,10 @@ from penstock.runtime.engine.engine import Engine
 from penstock.runtime.execution.eager.runner import ModelRunner
 from penstock.runtime.execution.heads.eagle import EagleHeads, EagleShape
 from penstock.runtime.execution.heads.medusa import MedusaHeads
+from penstock.runtime.execution.heads.mtp import MtpHeads, MtpLayer, mtp_spec
 from penstock.runtime.execution.heads.states import StateStore
 from penstock.runtime.execution.heads.target import FloatTarget
+from penstock.runtime.execution.load.parameters import fill_dummy
 from penstock.runtime.layers.decoder import Decoder
 from penstock.runtime.train.eagle import EagleModule
 from penstock.runtime.train.medusa import MedusaModule
@@ -51,6 +53,12 @@ def medusa(model: Decoder, store: StateStore) -> Drafter:
     return HeadDrafter(MedusaHeads(blocks, [target.chooser(None)], None, store), clock())
 
 
+def mtp(model: Decoder, store: StateStore) -> Drafter:
+    layer = MtpLayer(mtp_spec(model.spec), torch.float32)
+    fill_dummy(layer, torch.device("cpu"), seed=1)
+    return HeadDrafter(MtpHeads(layer, model.spec, FloatTarget(model), store), clock())
+
+
 def another(model: Decoder) -> Drafter:
     """A draft model with the target's own weights: every guess of a greedy answer comes true."""
     blocks_per_row = CONTEXT // BLOCK_SIZE
@@ -63,6 +71,7 @@ def another(model: Decoder) -> Drafter:
 DRAFTERS: dict[str, Callable[[Decoder, StateStore], Drafter]] = {
     "eagle": eagle,
     "medusa": medusa,
+    "mtp": mtp,
     "model": lambda model, store: another(model),
 }
 

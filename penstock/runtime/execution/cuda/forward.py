@@ -54,8 +54,13 @@ class Replayed:
         found = find_logprobs(computed.scores.index_select(0, asked), drawn.index_select(0, asked), counts)
         return Drawn(drawn, self._order, (found.sent(),))
 
-    def states(self, index: int) -> Tensor:
-        raise EngineError("a replayed step keeps no hidden states")
+    def states(self) -> Tensor:
+        """A step without prompts draws after every token."""
+        if self._computed.hidden is None:
+            raise EngineError("a replayed step with prompts keeps no hidden states")
+        place_of = {number: place for place, number in enumerate(self._order) if number is not None}
+        places = torch.tensor([place_of[number] for number in range(len(place_of))])
+        return self._computed.hidden.index_select(0, to_device(places, self._computed.hidden.device))
 
 
 class RecordedSteps(NamedTuple):
@@ -93,8 +98,8 @@ class GraphForward:
 
     def __call__(self, chunks: list[Chunk], plan: DrawPlan, *, keeps_states: bool) -> Forwarded:
         has_drafts = any(chunk.num_drafts for chunk in chunks)
-        keeps_states = self._choose(chunks) or keeps_states
-        if not (IS_PLAIN.get() or keeps_states):
+        is_apart = self._choose(chunks) or IS_PLAIN.get()
+        if not is_apart:
             if are_decodes(chunks):
                 return self._decode(chunks, plan)
             shape = self._checks.choose(chunks) if has_drafts and self._rows.idle_state is None else None
@@ -102,7 +107,7 @@ class GraphForward:
                 return self._verify(chunks, plan, shape)
         if has_drafts:
             self._rows.write_drafts(chunks)
-        if not (IS_PLAIN.get() or keeps_states or (has_drafts and plan.needs != NOTHING)):
+        if not (is_apart or keeps_states or (has_drafts and plan.needs != NOTHING)):
             computed, order = self._replay_mixed(chunks, plan)
             if computed is not None:
                 return Replayed(computed, order, self._samples)

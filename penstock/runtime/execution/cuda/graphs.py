@@ -112,6 +112,8 @@ class Computed(NamedTuple):
     checked: Tensor | None = None
     """The tokens at those positions where some are drafts. The rows hold plain draws by now: a step that draws otherwise puts
     these tokens back first, since penalties look at the tokens before."""
+    hidden: Tensor | None = None
+    """States of those positions, for heads; steps with prompts leave none."""
 
 
 class DecodeGraphs:
@@ -172,8 +174,9 @@ class DecodeGraphs:
         states = StateLayout(*places[3:]) if self._parts.has_states else None
         step = Step(layout, self._parts.rotations.at(positions), self._parts.cache.layers, others, states)
         self._parts.record_rows(rows)
-        scores = model.scores(model(decodes.token_ids, step))
-        return Computed(scores, places, self._parts.sampler.draw(scores, Draws(*places[:3]), NOTHING))
+        hidden = model(decodes.token_ids, step)
+        scores = model.scores(hidden)
+        return Computed(scores, places, self._parts.sampler.draw(scores, Draws(*places[:3]), NOTHING), hidden=hidden)
 
 
 class SampleGraphs:

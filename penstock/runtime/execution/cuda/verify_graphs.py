@@ -113,9 +113,10 @@ class VerifyGraphs:
         others = self._parts.rows.through_others(layout, places[0, ::width], places[0])
         step = Step(layout, self._parts.rotations.at(positions), self._parts.cache.layers, others)
         self._parts.record_rows(places[0])
-        scores = model.scores(model(decodes.token_ids, step))
+        hidden = model(decodes.token_ids, step)
+        scores = model.scores(hidden)
         drawn = self._parts.sampler.draw(scores, Draws(*places[:3]), NOTHING)
-        return Computed(scores, places, drawn, decodes.token_ids)
+        return Computed(scores, places, drawn, decodes.token_ids, hidden)
 
 
 def verify_layout(positions: Tensor, decodes: Decodes, width: int) -> BatchLayout:

@@ -52,8 +52,8 @@ class Forwarded(Protocol):
 
     def draw(self, plan: DrawPlan) -> Drawn: ...
 
-    def states(self, index: int) -> Tensor:
-        """A chunk's hidden states. Asked for only where the step was told so."""
+    def states(self) -> Tensor:
+        """Hidden states of all chunks, one after another. Asked for only where the step was told so."""
 
 
 class Forward(Protocol):
@@ -102,9 +102,8 @@ class States:
         self._sampler = sampler
         self.ruined = find_ruined(hidden, chunks) if hidden.device.type == "cpu" else frozenset[int]()
 
-    def states(self, index: int) -> Tensor:
-        begin = self._begins[index]
-        return self._hidden[begin : begin + self._chunks[index].length]
+    def states(self) -> Tensor:
+        return self._hidden[: self._begins[-1] + self._chunks[-1].length]
 
     def places(self, plan: DrawPlan) -> list[int]:
         """Where the hidden states stand that tokens are drawn after."""

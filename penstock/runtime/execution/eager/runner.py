@@ -17,7 +17,7 @@ from penstock.runtime.execution.eager.forward import EagerForward, Forward
 from penstock.runtime.execution.eager.launched import LaunchedStep, Refusals, Sender, take_here
 from penstock.runtime.execution.eager.prompt import score_prompt, wants_prompt_logprobs
 from penstock.runtime.execution.eager.rows import Rows
-from penstock.runtime.execution.eager.sampler import Sampler
+from penstock.runtime.execution.eager.sampler import LogprobTensors, Sampler
 from penstock.runtime.execution.heads.states import StateSink
 from penstock.runtime.execution.kv_cache import KVCache
 from penstock.runtime.execution.native.decoder import NativeDecoder
@@ -80,13 +80,15 @@ class StepRunner:
         scored = [index for index, chunk in enumerate(chunks) if wants_prompt_logprobs(chunk, self._rows)]
         keeps_states = bool(scored) or self.states is not None
         forwarded = self._forward(chunks, plan, keeps_states=keeps_states) if chunks else None
-        if self.states is not None and forwarded is not None:
-            self.states.put(chunks, torch.cat([forwarded.states(index) for index in range(len(chunks))]))
-        prompts = {
-            index: score_prompt(chunks[index], self._rows, forwarded.states(index), self._forward.score)
-            for index in scored
-            if forwarded is not None
-        }
+        prompts: dict[int, tuple[LogprobTensors, ...]] = {}
+        if keeps_states and forwarded is not None:
+            states = forwarded.states()
+            if self.states is not None:
+                self.states.put(chunks, states)
+            parts = torch.split(states, [chunk.length for chunk in chunks])
+            prompts = {
+                index: score_prompt(chunks[index], self._rows, parts[index], self._forward.score) for index in scored
+            }
         self._rows.grow(batch.step, chunks)
         return LaunchedStep(batch, refusals, plan, forwarded, prompts, self._send, self._filling(masks))
 

@@ -13,14 +13,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from penstock.runtime.execution.heads.pairs import Foretold, PairHeads
 from penstock.runtime.execution.heads.states import StateSource
 from penstock.runtime.execution.heads.target import Chooser, HeadTarget, Projection
 
 FIRST_ROOM = 256
-MAX_KEPT = 2048
-"""Pairs of a generation that are attended to; of more the older half is forgotten."""
-
-
 MAX_READ_AHEAD = 1 << 23
 """Numbers kept of what tokens add to the stream, 32 MiB."""
 
@@ -133,9 +130,7 @@ class PairCache:
         self.begin += dropped
 
 
-class EagleHeads:
-    """Guesses for rows, by states that a runner left in the store."""
-
+class EagleHeads(PairHeads[PairCache]):
     name = "eagle"
     most = 16
     """Guesses in a row that are worth asking for."""
@@ -143,67 +138,37 @@ class EagleHeads:
     def __init__(
         self, layer: EagleLayer, target: HeadTarget, choose: Chooser, token_ids: list[int] | None, store: StateSource
     ) -> None:
-        """`choose` gives places among `token_ids`, or tokens themselves where that is none."""
+        super().__init__(choose, token_ids, store)
         self._layer = layer
         self._target = target
-        self._choose = choose
-        self._token_ids = token_ids
-        self._store = store
-        self._caches: dict[tuple[int, int], PairCache] = {}
         self._angles = layer.angles(FIRST_ROOM, target.device)
-        self._read = self._read_ahead()
+        self._row_of = {token: row for row, token in enumerate(token_ids or ())}
+        self._read = self._read_ahead(token_ids)
         """What each token of the draft vocabulary adds to the stream; None where that would take much memory."""
 
-    def forget(self, key: tuple[int, int]) -> None:
-        self._caches.pop(key, None)
+    def _open(self, begin: int) -> PairCache:
+        return PairCache(self._layer.shape, begin, self._target.device)
 
-    @torch.inference_mode()
-    def guess(self, key: tuple[int, int], row: int, tokens: Sequence[int], most: int) -> list[int]:
-        """Up to so many tokens that may come next; none where the row's states are not there."""
-        num_tokens = len(tokens)
-        cache = self._caches.get(key)
-        if cache is None or self._store.at(row, cache.end - 1, num_tokens - 1) is None:
-            begin = self._store.begin(row)
-            if begin is None or begin > num_tokens - 2:
-                return []
-            cache = self._caches[key] = PairCache(self._layer.shape, begin + 1, self._target.device)
-        states = self._store.at(row, cache.end - 1, num_tokens - 1)
-        if states is None or not len(states):
-            return []
-        state = self._compute(cache, self._read_tokens(tokens[cache.end :]), states)
-        cache.end = num_tokens
-        guesses: list[int] = []
-        while True:
-            place = self._choose(state)[0]
-            if place < 0:
-                break
-            guesses.append(place if self._token_ids is None else self._token_ids[place])
-            if len(guesses) == most:
-                break
-            read = self._read_tokens(guesses[-1:]) if self._read is None else self._read[place : place + 1]
-            state = self._compute(cache, read, state, len(guesses) - 1)
-        if cache.end - cache.begin > MAX_KEPT:
-            cache.forget_half()
-        return guesses
+    def _compute(self, cache: PairCache, tokens: Sequence[int], states: Tensor, ahead: int) -> Foretold:
+        position = cache.end + ahead
+        stream, qkv = self._layer.enter(self._read_tokens(tokens), states)
+        queries, keys, values = self._layer.split(qkv, self._angles_at(position, len(states)))
+        keys, values = cache.put(position, keys, values)
+        state = self._layer.leave(stream[-1:], self._attend(queries[-1:], keys, values))
+        return Foretold(state, state)
 
     def _read_tokens(self, tokens: Sequence[int]) -> Tensor:
+        if self._read is not None and len(tokens) == 1 and (row := self._row_of.get(tokens[0])) is not None:
+            return self._read[row : row + 1]
         return self._layer.read_tokens(self._target.embed(torch.tensor(tokens, device=self._target.device)))
 
     @torch.inference_mode()
-    def _read_ahead(self) -> Tensor | None:
-        size = self._layer.shape.hidden_size
-        if self._token_ids is None or len(self._token_ids) * size > MAX_READ_AHEAD:
+    def _read_ahead(self, token_ids: list[int] | None) -> Tensor | None:
+        if token_ids is None or len(token_ids) * self._layer.shape.hidden_size > MAX_READ_AHEAD:
             return None
-        runs = [self._token_ids[first : first + FIRST_ROOM] for first in range(0, len(self._token_ids), FIRST_ROOM)]
+        self._read = None
+        runs = [token_ids[first : first + FIRST_ROOM] for first in range(0, len(token_ids), FIRST_ROOM)]
         return torch.cat([self._read_tokens(run) for run in runs])
-
-    def _compute(self, cache: PairCache, tokens_read: Tensor, states: Tensor, ahead: int = 0) -> Tensor:
-        """Pairs from the cache's end, or so many behind it, on; the state foretold by the last, [1, hidden]."""
-        position = cache.end + ahead
-        stream, qkv = self._layer.enter(tokens_read, states)
-        queries, keys, values = self._layer.split(qkv, self._angles_at(position, len(states)))
-        keys, values = cache.put(position, keys, values)
-        return self._layer.leave(stream[-1:], self._attend(queries[-1:], keys, values))
 
     def _attend(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """The last pair attends to all: of others only keys and values are needed, since there is one layer."""

@@ -29,19 +29,18 @@ NUMBER_BYTES = 8
 class LikeliestDrawn:
     """A step whose tokens the library has drawn, and left in the rows."""
 
-    def __init__(self, tokens: tuple[int, ...], hidden: Tensor, lengths: tuple[int, ...]) -> None:
+    def __init__(self, tokens: tuple[int, ...], hidden: Tensor, num_tokens: int) -> None:
         self._tokens = tokens
         self._hidden = hidden
-        self._lengths = lengths
+        self._num_tokens = num_tokens
         self.ruined = frozenset(index for index, token in enumerate(tokens) if token == NOT_DRAWN)
 
     def draw(self, plan: DrawPlan) -> Drawn:
         tokens = torch.tensor([self._tokens[owner] for owner in plan.owners], dtype=torch.int64)
         return Drawn(tokens, list(range(len(plan.owners))))
 
-    def states(self, index: int) -> Tensor:
-        begin = sum(self._lengths[:index])
-        return self._hidden[begin : begin + self._lengths[index]]
+    def states(self) -> Tensor:
+        return self._hidden[: self._num_tokens]
 
 
 class AllowedStates(States):
@@ -108,7 +107,7 @@ class NativeForward:
         self._run(starts)
         made: LikeliestDrawn | States
         if self._step.draws:
-            made = LikeliestDrawn(self._numbers.unpack_from(self._found), self._states, lengths)
+            made = LikeliestDrawn(self._numbers.unpack_from(self._found), self._states, sum(lengths))
         else:
             *begins, num_tokens = accumulate(lengths, initial=0)
             kind = AllowedStates if is_plain and (plan.is_masked_argmax or plan.is_pure_argmax) else States

@@ -4,6 +4,7 @@ Kimi K2 and GLM-4.7-Flash have the same blocks. Checkpoints are read from safete
 """
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 from penstock.errors import ModelFileError
@@ -23,7 +24,7 @@ from penstock.runtime.models.shape import (
     shape_from_config,
 )
 from penstock.runtime.models.spec import MLA, Activation, GatedMLP, Layer, ModelSpec, MoE
-from penstock.runtime.models.weights import Recipes
+from penstock.runtime.models.weights import Recipes, Tensor
 
 _SCORES: dict[str, Literal["softmax", "sigmoid"]] = {"softmax": "softmax", "sigmoid": "sigmoid"}
 _BY_GROUPS = {"greedy": False, "group_limited_greedy": True, "noaux_tc": True}
@@ -101,13 +102,24 @@ def _mixture(fields: Fields, shape: DecoderShape, function: Activation) -> MoE:
 
 
 def recipes(spec: ModelSpec, names: Collection[str] = ()) -> Recipes:
-    """The layer after the last, which V3 guesses one token further with, is left aside."""
+    """Of the layers that answer; `mtp_recipes` has the one behind them."""
     found = hf_names.decoder(spec)
     for index, layer in enumerate(spec.layers):
         if isinstance(layer.mlp, MoE):
             ours, theirs = f"layers.{index}.mlp.", f"model.layers.{index}.mlp."
             found |= hf_names.experts(layer.mlp, ours, theirs, gate="gate_proj", up="up_proj", down="down_proj")
     return found
+
+
+def mtp_recipes(spec: ModelSpec, names: Collection[str]) -> Recipes:
+    """Of the layer behind the last, which foretells one token further; none where the checkpoint lacks it."""
+    ours, theirs = f"layers.{spec.num_layers}.", f"model.layers.{spec.num_layers}."
+    if f"{theirs}eh_proj.weight" not in names:
+        return {}
+    longer = replace(spec, layers=(*spec.layers, spec.layers[-1]))
+    layer = {name.replace(ours, "layer."): recipe for name, recipe in recipes(longer).items() if name.startswith(ours)}
+    beside = {"token_norm": "enorm", "state_norm": "hnorm", "join": "eh_proj", "norm": "shared_head.norm"}
+    return layer | {f"{mine}.weight": Tensor(f"{theirs}{name}.weight") for mine, name in beside.items()}
 
 
 def spec_from_gguf(head: GgufHead) -> ModelSpec:
