@@ -31,14 +31,14 @@ PROMPTS = [QUOTE, STORY]
 PARAMS = {
     "greedy": SamplingParams(temperature=0.0, max_tokens=16),
     "sampled": SamplingParams(temperature=0.8, top_p=0.9, seed=11, max_tokens=16, n=2),
-    "penalties": SamplingParams(temperature=0.7, top_k=40, min_p=0.02, repetition_penalty=1.2, seed=5, max_tokens=16),
+    "penalties": SamplingParams(temperature=0.3, top_k=40, min_p=0.02, repetition_penalty=1.05, seed=5, max_tokens=16),
     "logprobs": SamplingParams(temperature=0.0, logprobs=2, presence_penalty=0.3, max_tokens=16),
 }
 
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    with LLM(str(model_path(DEFAULT)), max_context=1024, speculate="off") as model:
+    with LLM(str(model_path(DEFAULT)), max_context=1024, speculate="off", invariant=True) as model:
         yield model
 
 

@@ -59,7 +59,7 @@ Tokens = list[list[tuple[int, ...]]]
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    with LLM(str(model_path(DEFAULT)), max_context=256, max_sequences=16, speculate="off") as model:
+    with LLM(str(model_path(DEFAULT)), max_context=256, max_sequences=16, speculate="off", invariant=True) as model:
         yield model
 
 

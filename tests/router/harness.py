@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from penstock.config import ListenConfig, RouterConfig
 from penstock.service import marks
 from penstock.service.gateway.gateway import Gateway
+from penstock.service.kv_events import OFFER_HEADER, BlockOffer
 from penstock.service.router.app import RouterApp
 from penstock.service.router.fleet import ReplicaState
 from penstock.service.router.proxy.client import InboundConnection
@@ -86,6 +87,7 @@ class ScriptedReplica:
     released: asyncio.Event = field(default_factory=asyncio.Event)
     writers: set = field(default_factory=set)
     model: str = "tiny"
+    offer: BlockOffer | None = None
     adapters: dict[str, bool] = field(default_factory=dict)
     """By name, whether it lies on the device."""
     is_foreign: bool = False
@@ -121,7 +123,8 @@ class ScriptedReplica:
                         data.append({"id": name, "status": {"value": "loaded" if is_loaded else "unloaded"}})
                     writer.write(whole(json.dumps({"data": data}).encode()))
                 elif path == "/metrics":
-                    writer.write(whole(b"vllm:num_requests_waiting 0\n"))
+                    offered = {} if self.offer is None else {OFFER_HEADER.decode(): self.offer.encode().decode()}
+                    writer.write(whole(b"vllm:num_requests_waiting 0\n", **offered))
                 else:
                     self.asked.append(body)
                     self.heads.append(headers)

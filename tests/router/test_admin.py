@@ -48,7 +48,8 @@ def test_replicas_come_and_go_by_the_admin_api_alone():
             assert {json.loads((await router.post(BODY))[2])["by"] for _ in range(4)} == {"b"}
             assert await do("POST", "/replicas/a/undrain") == 200
             assert await do("POST", "/replicas/a/role/prefill") == 400, "it offers no blocks"
-            router.app.fleet.get("a").offer = BlockOffer("both", 1, "0" * 32, 1, 1, "cpu")
+            first.offer = BlockOffer("both", 1, "0" * 32, 1, 1, "cpu")
+            await router.until(lambda: router.app.fleet.get("a").offer == first.offer)
             assert await do("POST", "/replicas/a/role/prefill") == 200
             assert {json.loads((await router.post(BODY))[2])["by"] for _ in range(4)} == {"b"}
             assert await do("POST", "/replicas/a/role/anything") == 404

@@ -18,13 +18,13 @@ CHAT = {"model": "default", "messages": [{"role": "user", "content": PROMPT}], "
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    with serving(model=str(model_path(DEFAULT)), is_real=True) as running:
+    with serving("--invariant", model=str(model_path(DEFAULT)), is_real=True) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    with LLM(str(model_path(DEFAULT))) as opened:
+    with LLM(str(model_path(DEFAULT)), invariant=True) as opened:
         yield opened
 
 

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <new>
 
@@ -64,6 +65,12 @@ struct RowsBuffer {
     rows.count = count;
     rows.num_groups = (int)groups;
     rows.number = number;
+    if (number == Number::kInteger && count % kTile) {
+      // Tiles multiply the rows that are not there, too: whatever lay in this memory may be numbers that take long.
+      const size_t last = (tiles - 1) * groups * kTile, bytes = groups * kTile * sizeof(float);
+      std::memset(rows.scales + last, 0, bytes);
+      std::memset(rows.sums + last, 0, bytes);
+    }
     return rows;
   }
 };
