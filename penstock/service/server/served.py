@@ -303,6 +303,10 @@ class ServedModels:
         named = [model for model in self._models if model.known_name]
         return named if self.adapters is None or not named else [*named, *self.adapters]
 
+    @property
+    def longest_context(self) -> int:
+        return max((model.max_context for model in self.known), default=0)
+
     def find(self, name: str | None) -> ServedModel:
         """The model a client means. Raises an error that names those there are."""
         if not name or name == DEFAULT_NAME:
