@@ -111,11 +111,6 @@ class Scheduler:
         return bool(self._requests)
 
     @property
-    def has_batch_work(self) -> bool:
-        """Some batch request waits or runs."""
-        return bool(self.roster.batch or self.roster.num_batch_waiting)
-
-    @property
     def prompts(self) -> tuple[tuple[int, int, int], ...]:
         """Prompts partly computed: request id, tokens done, tokens in all."""
         behind = self.roster.behind
