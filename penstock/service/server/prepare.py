@@ -4,7 +4,6 @@ Everything that can be wrong with a request is found here, before the first byte
 """
 
 import asyncio
-import json
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +16,7 @@ from penstock.errors import RequestError
 from penstock.runtime.core.request import SamplingParams
 from penstock.runtime.text.stream.stop import StopSet
 from penstock.runtime.text.stream.stream import TextRules
+from penstock.runtime.text.template.shape import object_in
 from penstock.runtime.text.template.shield import PromptTokens, tokenize_chat
 from penstock.runtime.text.tokenizer.tokenizer import Tokenizer
 from penstock.runtime.text.tools.words import calls_as_text, described, knows_calls
@@ -284,7 +284,7 @@ def template_message(message: ChatMessage) -> dict[str, Any]:
             {
                 "id": call.call_id,
                 "type": "function",
-                "function": {"name": call.name, "arguments": _arguments(call.arguments)},
+                "function": {"name": call.name, "arguments": object_in(call.arguments)},
             }
             for call in message.tool_calls
         ]
@@ -304,15 +304,6 @@ def template_tool(tool: Tool) -> dict[str, Any]:
             "parameters": dict(tool.parameters or {"type": "object"}),
         },
     }
-
-
-def _arguments(text: str) -> Any:
-    """Templates write the object out themselves; what is no object stays as the model wrote it."""
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return text
-    return value if isinstance(value, dict) else text
 
 
 async def prompts_of(
