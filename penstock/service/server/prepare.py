@@ -33,13 +33,14 @@ from penstock.service.server.generation import (
     SamplingOptions,
     Tool,
 )
+from penstock.service.server.http.body import MAX_CHARACTERS_PER_TOKEN
 from penstock.service.server.http.call import Call, CallParameters
 from penstock.service.server.http.faults import ApiError, ErrorKind, Overflow, invalid
 from penstock.service.server.http.large import TENANT, Turns, stand_back
 from penstock.service.server.http.relay import peer_of, priority_of
-from penstock.service.server.sampling.beams import call_of
+from penstock.service.server.sampling.beams import beam_search
 from penstock.service.server.sampling.params import check_ids, sampling_params
-from penstock.service.server.served import MAX_CHARACTERS_PER_TOKEN, ServedModel
+from penstock.service.server.served import ServedModel
 
 R = TypeVar("R")
 
@@ -93,7 +94,10 @@ async def prepare(model: ServedModel, caller: Caller, generation: Generation) ->
     )
     if not caller.is_batch and len(prompts) * parameters.sampling.n > FEW_CHOICES:
         model.admission.reserve(prompts, parameters.sampling, caller.tenant)  # before so many are made ready in vain
-    call = call_of(model, prompts, parameters, sampling.beams)
+    if sampling.beams is None:
+        call = Call(model.client, model.tokenizer, prompts, parameters)
+    else:
+        call = beam_search(model, prompts, parameters, sampling.beams)
     _check(call, model, generation.param)
     if not caller.is_batch:
         model.admission.reserve(prompts, parameters.sampling, caller.tenant)

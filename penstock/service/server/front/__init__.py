@@ -4,7 +4,6 @@ A route reads a body of its own dialect, makes a `Prepared` call of it, and hand
 """
 
 from penstock.service.server.front.answered import Begun, Counted, Prepared
-from penstock.service.server.front.caller import caller_of, tenant_of
-from penstock.service.server.front.front import Front
+from penstock.service.server.front.front import Front, caller_of, tenant_of
 
 __all__ = ["Begun", "Counted", "Front", "Prepared", "caller_of", "tenant_of"]

@@ -11,17 +11,20 @@ from starlette.requests import Request
 
 from penstock.config import ServerConfig
 from penstock.service.server.front.answered import Begun, CallBook, Counted, Prepared
-from penstock.service.server.front.caller import caller_of
 from penstock.service.server.front.counters import ServerCounters
 from penstock.service.server.front.health import Health
-from penstock.service.server.front.reader import BodyReader
 from penstock.service.server.generation import WHOLE, Caller, Delivery
+from penstock.service.server.http.body import BodyReader
 from penstock.service.server.http.connection import exchange_of
+from penstock.service.server.http.faults import invalid
+from penstock.service.server.http.relay import relayed_of
 from penstock.service.server.pool.hold import hold
 from penstock.service.server.pool.pool import ModelPool
 from penstock.service.server.served import ServedModel, ServedModels
 
 B = TypeVar("B", bound=Struct)
+
+DEADLINE_HEADER = "x-request-timeout-ms"
 
 
 class Front:
@@ -34,7 +37,7 @@ class Front:
         self.config = config
         self.version = version
         self.fingerprint = f"penstock-{version}"
-        self.bodies = BodyReader(models, config)
+        self.bodies = BodyReader(config, models.max_context)
         self.health = Health(models, pool)
         self.counters = ServerCounters(models, pool, config.price_per_hour)
         self.book = CallBook()
@@ -114,3 +117,31 @@ class Front:
 
     def answer(self, prepared: Prepared, begun: Begun[Any]) -> Counted:
         return Counted(self.book, prepared, begun)
+
+
+def tenant_of(request: Request) -> str:
+    """Whose request it is: what is kept and cached is kept apart by it. Of a router's request, whose the router says."""
+    return str(exchange_of(request.scope).tenant)
+
+
+def caller_of(request: Request) -> Caller:
+    relayed = relayed_of(request)
+    return Caller(
+        tenant=tenant_of(request),
+        most=relayed.most if relayed is not None else None,
+        account=relayed.account if relayed is not None else "",
+        deadline_ms=_deadline_ms(request.headers.get(DEADLINE_HEADER)),
+        request_id=exchange_of(request.scope).name,
+    )
+
+
+def _deadline_ms(header: str | None) -> float | None:
+    if header is None:
+        return None
+    try:
+        deadline_ms = float(header)
+    except ValueError:
+        deadline_ms = -1.0
+    if not 0.0 < deadline_ms <= 86_400_000.0:
+        raise invalid(f"{DEADLINE_HEADER} must be a number of milliseconds above 0, at most a day", DEADLINE_HEADER)
+    return deadline_ms
