@@ -345,7 +345,7 @@ class Scheduler:
         prompt_logprobs = (
             sequence.unreported_prompt_logprobs(chunk, output.prompt_logprobs[index]) if output.prompt_logprobs else ()
         )
-        if not drawn and not prompt_logprobs:
+        if finish is None and not drawn and not prompt_logprobs:
             return Delta(sequence.request_id, sequence.choice, ())
         return sequence.report(drawn, finish, logprobs, prompt_logprobs, drafts)
 
@@ -358,7 +358,7 @@ class Scheduler:
             self._leave(sequence, delta.finish)
         elif sequence.siblings and not sequence.is_behind:
             self._let_siblings_wait(sequence)
-        return bool(delta.token_ids or delta.prompt_logprobs)
+        return bool(delta.token_ids or delta.prompt_logprobs or delta.finish)
 
     def _fail(self, sequence: Sequence, message: str) -> Delta:
         return self._finish(sequence, Finish(FinishReason.ERROR, message, Fault.ENGINE))
