@@ -9,9 +9,9 @@ from penstock.runtime.core.batch import Batch
 from penstock.runtime.core.sequence import Sequence
 
 
-class Flight(NamedTuple):
+class StepInFlight(NamedTuple):
     sequences: list[Sequence]
-    """Those that the step computes."""
+    """The sequences that the step computes."""
     last_epoch: int
     """The last that had begun when it was launched."""
 
@@ -22,7 +22,7 @@ class Flights:
     __slots__ = ("_flights", "_last")
 
     def __init__(self) -> None:
-        self._flights: dict[int, Flight] = {}
+        self._flights: dict[int, StepInFlight] = {}
         self._last = 0
 
     def __len__(self) -> int:
@@ -40,9 +40,9 @@ class Flights:
     def launch(self, sequences: list[Sequence], last_epoch: int) -> int:
         """Number a step that computes these."""
         self._last += 1
-        self._flights[self._last] = Flight(sequences, last_epoch)
+        self._flights[self._last] = StepInFlight(sequences, last_epoch)
         return self._last
 
-    def land(self, step: int) -> Flight:
+    def land(self, step: int) -> StepInFlight:
         """A step is over."""
         return self._flights.pop(step)

@@ -352,8 +352,11 @@ class Scheduler:
     def _settle(self, sequence: Sequence, delta: Delta) -> bool:
         """What a sequence's progress means for others: pins of its prompt, siblings that waited for it, its end. Returns
         whether its client is told something."""
-        if delta.prefix is not None and delta.token_ids and not sequence.choice:
-            self._pin_prompt(sequence.request)
+        request = sequence.request
+        if request.pins and delta.token_ids and not sequence.choice:
+            num_before = len(sequence.tokens) - len(delta.token_ids)
+            if num_before == sequence.num_prompt + (len(request.resumed[0]) if request.resumed else 0):
+                self._pin_prompt(request)
         if delta.finish is not None:
             self._leave(sequence, delta.finish)
         elif sequence.siblings and not sequence.is_behind:

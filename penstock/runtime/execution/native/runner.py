@@ -22,7 +22,7 @@ from penstock.runtime.layers.step import Rotations
 from penstock.runtime.ops.sampling.whole import NOT_DRAWN
 
 
-class Members(NamedTuple):
+class ChunkColumns(NamedTuple):
     """Columns of a step's chunks: what must be equal for the step to go the way the last one went."""
 
     rows: tuple[int, ...]
@@ -51,7 +51,7 @@ class NativeRunner(StepRunner):
         self._decoder = model
         self._yields = False
         self._last_step = 0
-        self._members: Members | None = None
+        self._members: ChunkColumns | None = None
         """Who was in the last step, if it went the short way: most often the same are in the next, one position further."""
 
     @property
@@ -84,7 +84,7 @@ class NativeRunner(StepRunner):
             if chunks and not batch.copies and masks is None:
                 columns: Any = make(Chunk, zip(*chunks))  # a tuple under each of a chunk's names
                 rows, starts = columns.row, columns.start
-                members = Members(rows, columns.length, columns.token_ids, columns.samples, columns.arrival)
+                members = ChunkColumns(rows, columns.length, columns.token_ids, columns.samples, columns.arrival)
                 if members == self._members or self._gather(members):
                     if any(columns.new_blocks) or (any(columns.others) and any(map(any, columns.others))):
                         self._grow(batch)
@@ -102,7 +102,7 @@ class NativeRunner(StepRunner):
         self._members = None
         return super().launch(batch, masks)
 
-    def _gather(self, members: Members) -> bool:
+    def _gather(self, members: ChunkColumns) -> bool:
         """Make ready for steps of these the short way; False if they have to go the other."""
         draws_one = max(members.lengths) == 1 and all(members.samples)
         is_short = draws_one and not any(members.token_ids) and not any(members.arrivals)
@@ -112,7 +112,7 @@ class NativeRunner(StepRunner):
         self._members = members
         return True
 
-    def _are_checks(self, members: Members, num_drafts: tuple[int, ...]) -> bool:
+    def _are_checks(self, members: ChunkColumns, num_drafts: tuple[int, ...]) -> bool:
         """All of them go on by a token and drafts after it, the likeliest each, and the model has such tokens."""
         rows, token_ids = members.rows, members.token_ids
         is_short = all(members.samples) and not any(members.arrivals)

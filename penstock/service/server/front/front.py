@@ -12,7 +12,7 @@ from starlette.requests import Request
 from penstock.config import ServerConfig
 from penstock.service.server.front.answered import Begun, CallBook, Counted, Prepared
 from penstock.service.server.front.counters import ServerCounters
-from penstock.service.server.front.health import Health
+from penstock.service.server.front.health import ServerHealth
 from penstock.service.server.generation import WHOLE, Caller, Delivery
 from penstock.service.server.http.body import BodyReader
 from penstock.service.server.http.connection import exchange_of
@@ -38,7 +38,7 @@ class Front:
         self.version = version
         self.fingerprint = f"penstock-{version}"
         self.bodies = BodyReader(config, models.max_context)
-        self.health = Health(models, pool)
+        self.health = ServerHealth(models, pool)
         self.counters = ServerCounters(models, pool, config.price_per_hour)
         self.book = CallBook()
 

@@ -8,7 +8,7 @@ from penstock.service.server.pool.pool import ModelPool
 from penstock.service.server.served import ServedModels, loading
 
 
-class Health:
+class ServerHealth:
     """Of the served models together. Draining begins once and has no end."""
 
     def __init__(self, models: ServedModels, pool: ModelPool | None) -> None:
