@@ -9,7 +9,7 @@ from penstock.runtime.core.batch import Batch
 from penstock.runtime.core.sequence import Sequence
 
 
-class StepInFlight(NamedTuple):
+class LaunchedSequences(NamedTuple):
     sequences: list[Sequence]
     """The sequences that the step computes."""
     last_epoch: int
@@ -22,7 +22,7 @@ class Flights:
     __slots__ = ("_flights", "_last")
 
     def __init__(self) -> None:
-        self._flights: dict[int, StepInFlight] = {}
+        self._flights: dict[int, LaunchedSequences] = {}
         self._last = 0
 
     def __len__(self) -> int:
@@ -40,9 +40,9 @@ class Flights:
     def launch(self, sequences: list[Sequence], last_epoch: int) -> int:
         """Number a step that computes these."""
         self._last += 1
-        self._flights[self._last] = StepInFlight(sequences, last_epoch)
+        self._flights[self._last] = LaunchedSequences(sequences, last_epoch)
         return self._last
 
-    def land(self, step: int) -> StepInFlight:
+    def land(self, step: int) -> LaunchedSequences:
         """A step is over."""
         return self._flights.pop(step)
