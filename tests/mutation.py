@@ -12,7 +12,7 @@ Survivors known to change nothing that anyone could notice (they count as surviv
 - counters whose first value or stride does not matter: blocks `_num_pin_ends`; flights `_last`; roster `now`;
   scheduler `_num_added`
 - a second look at what the first implies: blocks `block is None or content is None`, in `match` and in `publish`
-- work saved, not changed: blocks `num_full <= num_published`; plan `end > num_held * capacity`; scheduler
+- work saved, not changed: blocks `num_full <= num_published`; plan `end > num_held * block_size`; scheduler
   `num_computed >= (num_published + 1) * block_size`
 - the short way left to the long one, which gives the same: scheduler `has_newcomers`, `len(drawn) == 1`, `limit - 1`
 - arguments nobody reads: scheduler `Sequence(request, 0, 0, 0)` in `pin`

@@ -196,12 +196,12 @@ class Serving:
             recorder = TraceRecorder(self._config.record, self._start_s)
             for model in self._front.models:
                 model.meters.recorder = recorder
-        self._front.machine_metrics = machine_metrics()
+        self._front.counters.machine = machine_metrics()
         if self._config.watch_prefixes != "off":
             for model in self._front.models:
                 model.watch_prefixes(keeps_words=self._config.watch_prefixes == "text")
         if self._config.otlp_endpoint is not None:
-            self._front.tracer = SpanTracer(self._config.otlp_endpoint, self._front.version)
+            self._front.book.tracer = SpanTracer(self._config.otlp_endpoint, self._front.version)
         tls = TlsContexts(self._config.tls)
         listener = bind(self._config.host, self._config.port)
         storage = open_storage(self._config.data_dir, (responses.SCHEMA, jobs.SCHEMA, bills.SCHEMA))
@@ -212,7 +212,7 @@ class Serving:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
         supervisor = asyncio.create_task(self._engines.run())
-        watches = [self._front.calls.watch(), _cut_stalled(http, self._config.stall_s), tls.watch()]
+        watches = [self._front.book.calls.watch(), _cut_stalled(http, self._config.stall_s), tls.watch()]
         if app.access.tokens is not None:
             watches.append(app.access.tokens.watch())
         sweeper = asyncio.gather(*watches)
@@ -239,8 +239,8 @@ class Serving:
             await runner.stop()
             await self._engines.stop()
             await asyncio.gather(supervisor, listening, sweeper, return_exceptions=True)
-            if self._front.tracer is not None:
-                self._front.tracer.close()
+            if self._front.book.tracer is not None:
+                self._front.book.tracer.close()
             storage.close()
 
     async def _until_ready(self, supervisor: "asyncio.Task[None]", port: int) -> bool:
@@ -272,22 +272,22 @@ class Serving:
     async def _stop(self) -> int:
         """Let answers in progress end; a second signal, or --drain-s, cuts them off."""
         front = self._front
-        num_open = front.num_open
+        num_open = front.health.num_open
         if num_open:
             answers = "1 answer" if num_open == 1 else f"{num_open} answers"
             LOGGER.info("finishing %s; once more to cut short", answers)
-        drain = asyncio.create_task(front.drain(self._config.drain_s))
+        drain = asyncio.create_task(front.health.drain(self._config.drain_s))
         hurry = asyncio.create_task(self._hurrying.wait())
         await _first(drain, hurry)
         drain.cancel()
         hurry.cancel()
-        num_dropped = front.num_open
+        num_dropped = front.health.num_open
         if num_dropped:
             LOGGER.warning("%d answers are cut off", num_dropped)
             await self._engines.stop()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LINGER_S):
-                    while front.num_open:
+                    while front.health.num_open:
                         await asyncio.sleep(0.01)
         return DROPPED_STATUS if num_dropped else 0
 

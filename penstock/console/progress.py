@@ -1,11 +1,11 @@
-"""A progress bar for long operations. On a terminal's standard error only, and drawn by rich,
-imported when there is something to draw.
+"""How long operations come along: a bar, or a line that says what is being done. On a terminal's standard error only, and
+drawn by rich, imported when there is something to draw.
 """
 
 import sys
 import time
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 PATIENCE_S = 0.5
 """What is over sooner needs no bar."""
@@ -71,3 +71,27 @@ class ProgressBar:
         )
         self._task = self._bar.add_task("", total=None)
         self._bar.start()
+
+
+class StatusLine:
+    """A line that says what is being done, within a `with`; nothing where standard error is no terminal."""
+
+    def __init__(self, text: str = "") -> None:
+        self._text = text
+        self._status: Any = None
+
+    def __enter__(self) -> Self:
+        if sys.stderr.isatty():
+            from rich.console import Console
+
+            self._status = Console(stderr=True).status(self._text)
+            self._status.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._status is not None:
+            self._status.stop()
+
+    def say(self, text: str) -> None:
+        if self._status is not None:
+            self._status.update(text)

@@ -1,6 +1,5 @@
 """The guided experiments hold what they promise, on the engine's own scheduler in virtual time."""
 
-import json
 import shlex
 from functools import cache
 
@@ -8,9 +7,9 @@ import pytest
 
 from penstock.cli.simulate import command
 from penstock.console.args import build, parse
-from penstock.tools.advise.experiments import BASE, EXPERIMENTS, experiments_data, merged_flags
 from penstock.tools.sim.queueing import queue_figures
 from penstock.tools.sim.simulation import simulate
+from tests.advise.experiments import BASE, EXPERIMENTS, merged_flags
 
 BY_ID = {one.id: one for one in EXPERIMENTS}
 
@@ -41,9 +40,9 @@ def tpot_ms(result) -> float:
 
 
 def test_every_run_is_a_command_that_simulate_takes() -> None:
-    for data in json.loads(json.dumps(experiments_data())):
-        for one in data["runs"]:
-            program, name, *words = shlex.split(one["command"])
+    for experiment in EXPERIMENTS:
+        for one in experiment.runs:
+            program, name, *words = shlex.split(one.command)
             assert (program, name) == ("penstock", "simulate")
             build(command.Config, parse(command.Config, words).values)
 

@@ -1,8 +1,11 @@
 """Pinned prompts stay until their time, but nobody waits for ever because of them."""
 
+from dataclasses import replace
+
 import pytest
 
 from penstock.runtime.core import blocks
+from penstock.runtime.core.batch import Logprob
 from penstock.runtime.core.blocks import BlockPool
 from tests.core.sequences import compute, make_sequence
 from tests.core.steps import add, finish, inside, make_scheduler, output_of, step
@@ -105,6 +108,38 @@ def test_a_scheduler_pins_and_unpins_prompts() -> None:
     assert scheduler.unpin(request) == 8
     assert scheduler.pool.num_pinned == 0
     scheduler.check()
+
+
+@pytest.mark.parametrize("prompt_logprobs", [None, 0])
+@pytest.mark.parametrize("resumed", [(), ((7, 7),)])
+def test_a_prompt_is_pinned_when_its_first_token_is_drawn(prompt_logprobs, resumed):
+    """Once, for the time it asked for, however many steps it took and whatever was told before."""
+    scheduler = make_scheduler(num_blocks=20, block_size=4, max_batch_tokens=4)
+    request = make_request(1, range(10), max_tokens=6, prompt_logprobs=prompt_logprobs)
+    scheduler.add(replace(request, pins=((8, 60.0),), resumed=resumed), 0.0)
+    now, num_pinned = 0.0, []
+    while scheduler.has_work:
+        now += 1.0
+        batch = scheduler.schedule(now)
+        told = tuple((Logprob(1, -1.0, ()),) * len(chunk.token_ids) for chunk in batch.chunks)
+        deltas = scheduler.commit(batch, output_of(batch, prompt_logprobs=told if prompt_logprobs == 0 else ()), now)
+        num_pinned.append((scheduler.pool.num_pinned, any(delta.token_ids for delta in deltas)))
+    first = [has_tokens for _, has_tokens in num_pinned].index(True)
+    assert [pinned for pinned, _ in num_pinned] == [0] * first + [2] * (len(num_pinned) - first)
+    scheduler.pool.unpin_expired(first + 60.9)
+    assert scheduler.pool.num_pinned == 2
+    scheduler.pool.unpin_expired(first + 61.0)
+    assert scheduler.pool.num_pinned == 0
+
+
+def test_one_choice_pins_for_all():
+    scheduler = make_scheduler(num_blocks=20, block_size=4)
+    scheduler.add(replace(make_request(1, range(10), max_tokens=2, n=2), pins=((8, 60.0),)), 0.0)
+    for now in (1.0, 2.0, 3.0):
+        step(scheduler, now)
+    assert scheduler.pool.num_pinned == 2
+    scheduler.pool.unpin_expired(61.0)
+    assert scheduler.pool.num_pinned == 0
 
 
 def test_a_pin_can_be_broken():

@@ -4,18 +4,42 @@ import asyncio
 import json
 import random
 
+import msgspec
 import pytest
 
 from penstock.config import CacheConfig, EngineConfig
 from penstock.runtime.core.request import Request, SamplingParams
 from penstock.runtime.sizing import Sizing
-from penstock.service.router.policy import POLICIES
-from penstock.service.router.record import chosen_again, read_decisions
+from penstock.service.router.policy import POLICIES, ReplicaView, RoutedCall
+from penstock.service.router.record import Decision
 from penstock.tools.sim.simulation import Fleet, simulate
 from tests.router.harness import ScriptedReplica, answer, ask, opened_router, routed, whole
 from tests.router.test_relay import run
 from tests.router.test_reported import settled
 from tests.server.serving import serving
+
+
+def read_decisions(path):
+    return [msgspec.json.decode(line, type=Decision) for line in path.read_bytes().splitlines()]
+
+
+def chosen_again(policy, decision):
+    """Whom the policy chooses when it knows what was known."""
+    hashes = tuple(map(bytes.fromhex, decision.hashes))
+    call = RoutedCall(decision.number, decision.session, hashes, decision.num_tokens)
+    views = [
+        ReplicaView(
+            one.name,
+            one.num_pending,
+            one.num_waiting_tokens,
+            one.kv_usage_fraction,
+            one.is_ready,
+            frozenset(hashes[: one.num_held]),
+            one.token_s,
+        )
+        for one in decision.views
+    ]
+    return views[policy.choose(call, views).replica].name
 
 
 async def slowly(replica, headers, body, writer):
@@ -40,7 +64,7 @@ def test_every_choice_is_chosen_again(tmp_path, policy):
                 bodies = [{"messages": [{"role": "user", "content": stem}], "user": stem[:1]} for stem in stems]
                 answers = await asyncio.gather(*(router.post(body) for body in bodies))
                 assert {status for status, _, _ in answers} <= {200, 500}
-        decisions = list(read_decisions(log))
+        decisions = read_decisions(log)
         again = POLICIES[policy](5)
         assert [chosen_again(again, decision) for decision in decisions] == [one.replica for one in decisions]
         assert len(decisions) > 120, "some were sent twice"

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from penstock.service.server.support import page
+from tools.dialects import page
 
 
 def test_the_page_is_current() -> None:
     written = Path(__file__).parents[2] / "docs" / "DIALECTS.md"
-    assert written.read_text() == page(), "python -m penstock.service.server.support > docs/DIALECTS.md"
+    assert written.read_text() == page(), "python -m tools.dialects > docs/DIALECTS.md"

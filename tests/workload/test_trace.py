@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from penstock.errors import ConfigError
 from penstock.tools.workload.arrivals import Poisson
 from penstock.tools.workload.lengths import Uniform
-from penstock.tools.workload.trace import BLOCK_TOKENS, TraceRow, trace_of, trace_of_rows
+from penstock.tools.workload.trace import BLOCK_TOKENS, TraceRow, trace_of_rows
 from penstock.tools.workload.workload import Recipe, SharedPrefix
 
 ROWS = [
@@ -20,6 +20,20 @@ ROWS = [
     TraceRow(9.0, 1200, 2, (1,)),
 ]
 TRACE = trace_of_rows(ROWS)
+
+
+def trace_of(workload):
+    """What a workload's arrivals would leave behind: ids are numbered as they appear, equal where prompts begin alike."""
+    numbers: dict[tuple[int, tuple[int, ...]], int] = {}
+    rows = []
+    for request in workload.requests:
+        blocks: list[int] = []
+        parent = -1
+        for start in range(0, len(request.prompt), BLOCK_TOKENS):
+            parent = numbers.setdefault((parent, request.prompt[start : start + BLOCK_TOKENS]), len(numbers))
+            blocks.append(parent)
+        rows.append(TraceRow(request.arrival_s, len(request.prompt), request.params.max_tokens or 1, blocks))
+    return trace_of_rows(rows)
 
 
 def test_rows_come_in_order_of_arrival_and_the_first_at_zero():

@@ -1,8 +1,8 @@
 """How a benchmark is coming along: one line on a terminal's standard error, drawn by rich; nothing anywhere else."""
 
-import sys
-from typing import Any, Protocol
+from typing import Protocol
 
+from penstock.console.progress import StatusLine
 from penstock.tools.bench.load import LoadProgress
 
 
@@ -14,33 +14,15 @@ class BenchProgress(Protocol):
     def show(self, name: str, progress: LoadProgress) -> None: ...
 
 
-class LiveProgress:
+class LiveProgress(StatusLine):
     """Shown within a `with`."""
 
     def __init__(self) -> None:
-        self._status: Any = None
+        super().__init__()
         self._last = (0.0, 0)
         self._rate = 0.0
 
-    def __enter__(self) -> "LiveProgress":
-        if sys.stderr.isatty():
-            from rich.console import Console
-
-            self._status = Console(stderr=True).status("")
-            self._status.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._status is not None:
-            self._status.stop()
-
-    def say(self, text: str) -> None:
-        if self._status is not None:
-            self._status.update(text)
-
     def show(self, name: str, progress: LoadProgress) -> None:
-        if self._status is None:
-            return
         before_s, before = self._last
         if progress.elapsed_s < before_s:
             before_s, before = 0.0, 0

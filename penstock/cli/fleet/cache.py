@@ -1,12 +1,10 @@
 """`penstock doctor cache`: why prompts of a running server nearly hit its prefix cache, what it costs, and what to change."""
 
 import json
-import os
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.cli.fleet.reach import ask_server
-from penstock.cli.serve import ADMIN_VARIABLE, KEY_VARIABLE
+from penstock.cli.fleet.reach import admin_key, ask_server, check_address
 from penstock.console.show import print_json, print_table, printable
 from penstock.errors import ConfigError
 
@@ -27,8 +25,7 @@ class Config:
     """Print JSON for machines"""
 
     def __post_init__(self) -> None:
-        if not self.url.startswith(("http://", "https://")):
-            raise ConfigError(f"the address is {self.url}; it begins with http:// or https://")
+        check_address(self.url)
 
 
 def run(config: Config) -> int:
@@ -42,9 +39,8 @@ def run(config: Config) -> int:
 
 
 def read(config: Config) -> dict[str, Any]:
-    key = config.api_key or os.environ.get(ADMIN_VARIABLE, "") or os.environ.get(KEY_VARIABLE, "")
     try:
-        found = json.loads(ask_server(config.url, "/app/v1/prefixes", key, _way))
+        found = json.loads(ask_server(config.url, "/app/v1/prefixes", admin_key(config.api_key), _way))
     except ValueError as error:
         raise ConfigError(f"{config.url} does not answer: {error}; is the server running?") from error
     if all(data is None for data in found.values()):

@@ -1,11 +1,41 @@
-"""A command's question to a running server."""
+"""A command's question to a running server, and the flags that say which."""
 
 import json
+import os
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
+from penstock.cli.serve import ADMIN_VARIABLE, KEY_VARIABLE
 from penstock.errors import ConfigError
 
 TIMEOUT_S = 10.0
+ORDER_TIMEOUT_S = 150.0
+
+
+@dataclass(frozen=True, slots=True)
+class AdminConfig:
+    """The server to ask, as its admin."""
+
+    url: str = "http://127.0.0.1:8000"
+    """Address of the server"""
+    api_key: str = ""
+    """Admin key of the server, where it asks for keys; PENSTOCK_ADMIN_KEY holds one too"""
+
+    def __post_init__(self) -> None:
+        check_address(self.url)
+
+    def ask(self, path: str, body: dict[str, Any] | None = None) -> bytes:
+        return ask_server(self.url, path, admin_key(self.api_key), _message, body, ORDER_TIMEOUT_S)
+
+
+def check_address(url: str) -> None:
+    if not url.startswith(("http://", "https://")):
+        raise ConfigError(f"the address is {url}; it begins with http:// or https://")
+
+
+def admin_key(given: str) -> str:
+    return given or os.environ.get(ADMIN_VARIABLE, "") or os.environ.get(KEY_VARIABLE, "")
 
 
 def ask_server(
@@ -25,3 +55,10 @@ def ask_server(
     if answer.status != 200:
         raise ConfigError(f"{url} answers {answer.status}{way(answer.status, answer.body)}")
     return answer.body
+
+
+def _message(_: int, answer: bytes) -> str:
+    try:
+        return f": {json.loads(answer)['error']['message']}"
+    except (ValueError, LookupError, TypeError):
+        return ": no reason given"

@@ -4,9 +4,11 @@ import json
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from penstock.cli.fleet.adapters import ask
+from penstock.cli.fleet.reach import AdminConfig
 from penstock.console.show import print_json, print_table, printable
 from penstock.errors import ConfigError
+
+PATH = "/cache/sessions"
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,27 +25,20 @@ class Config:
     """Name of the session, or TENANT/NAME; of the file in exports/ for an import"""
     seconds: float = 600.0
     """How long a pin keeps a session's blocks on the device"""
-    url: str = "http://127.0.0.1:8000"
-    """Address of the server"""
-    api_key: str = ""
-    """Admin key of the server, where it asks for keys; PENSTOCK_ADMIN_KEY holds one too"""
     json: bool = False
     """Print JSON for machines"""
+    server: AdminConfig = field(default_factory=AdminConfig)
 
     def __post_init__(self) -> None:
-        if not self.url.startswith(("http://", "https://")):
-            raise ConfigError(f"the address is {self.url}; it begins with http:// or https://")
         if self.action != "list" and not self.name:
             raise ConfigError(f"penstock cache {self.action} takes the session's NAME")
 
 
 def run(config: Config) -> int:
     body = {"action": config.action, "session": config.name, "seconds": config.seconds}
-    found: dict[str, Any] = json.loads(
-        ask(config.url, config.api_key, "/cache/sessions", None if config.action == "list" else body)
-    )
+    found: dict[str, Any] = json.loads(config.server.ask(PATH, None if config.action == "list" else body))
     if config.action == "import":
-        found = json.loads(ask(config.url, config.api_key, "/cache/sessions"))
+        found = json.loads(config.server.ask(PATH))
     if config.json:
         print_json(found)
     elif "file" in found:

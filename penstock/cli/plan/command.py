@@ -3,7 +3,6 @@
 Puts the parts of `penstock.tools.planner` together; they are imported when the command runs.
 """
 
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.cli.plan.config import MEASURED, Config, ExpectedLoad, PlanGoal
+from penstock.console.progress import StatusLine
 from penstock.errors import ConfigError
 from penstock.runtime.sizing import MAX_BATCH_TOKENS
 from penstock.tools.cost.hardware import Hardware
@@ -186,29 +186,16 @@ def emit(config: Config, described: "Described", plan: "Plan", data: dict[str, A
     write_file(path.with_suffix(".json"), json.dumps(data, indent=1, allow_nan=False) + "\n")
 
 
-class PlanProgress:
+class PlanProgress(StatusLine):
     """A line on a terminal that says what is being simulated."""
 
     def __init__(self) -> None:
+        super().__init__("sizing")
         self.num_runs = 0
-        self._status: Any = None
-
-    def __enter__(self) -> "PlanProgress":
-        if sys.stderr.isatty():
-            from rich.console import Console
-
-            self._status = Console(stderr=True).status("sizing")
-            self._status.__enter__()
-        return self
-
-    def __exit__(self, *ignored: object) -> None:
-        if self._status is not None:
-            self._status.__exit__(None, None, None)
 
     def show(self, words: str) -> None:
         self.num_runs += 1
-        if self._status is not None:
-            self._status.update(f"simulating {words}; {self.num_runs} runs so far")
+        self.say(f"simulating {words}; {self.num_runs} runs so far")
 
 
 def _listed(flag: str, text: str) -> list[str]:

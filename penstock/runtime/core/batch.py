@@ -113,6 +113,11 @@ class StepOutput(NamedTuple):
     failures: tuple[tuple[int, str], ...] = ()
     """(chunk index, message) of sequences that could not be computed; the others are unharmed."""
 
+    @property
+    def has_tokens_only(self) -> bool:
+        """Nothing came beside the drawn tokens."""
+        return not (self.failures or self.drafts or self.logprobs or self.prompt_logprobs)
+
     def result(self) -> "StepOutput":
         """A step that is over when it is launched needs no other ticket."""
         return self

@@ -3,11 +3,17 @@
 A result for an epoch that is over is dropped. Knows sequences and their order, not what is computed.
 """
 
+from typing import NamedTuple
+
 from penstock.runtime.core.batch import Batch
 from penstock.runtime.core.sequence import Sequence
 
-Flight = tuple[list[Sequence], int]
-"""The sequences that a step computes, and the last epoch that had begun when it was launched."""
+
+class LaunchedSequences(NamedTuple):
+    sequences: list[Sequence]
+    """The sequences that the step computes."""
+    last_epoch: int
+    """The last that had begun when it was launched."""
 
 
 class Flights:
@@ -16,7 +22,7 @@ class Flights:
     __slots__ = ("_flights", "_last")
 
     def __init__(self) -> None:
-        self._flights: dict[int, Flight] = {}
+        self._flights: dict[int, LaunchedSequences] = {}
         self._last = 0
 
     def __len__(self) -> int:
@@ -24,7 +30,7 @@ class Flights:
 
     def sequences(self, batch: Batch) -> tuple[Sequence, ...]:
         """Whose the chunks of a launched batch are."""
-        return tuple(self._flights[batch.step][0])
+        return tuple(self._flights[batch.step].sequences)
 
     def live(self, batch: Batch) -> tuple[int, ...]:
         """Which chunks of a launched batch belong to sequences that are still in the same epoch."""
@@ -34,9 +40,9 @@ class Flights:
     def launch(self, sequences: list[Sequence], last_epoch: int) -> int:
         """Number a step that computes these."""
         self._last += 1
-        self._flights[self._last] = (sequences, last_epoch)
+        self._flights[self._last] = LaunchedSequences(sequences, last_epoch)
         return self._last
 
-    def land(self, step: int) -> Flight:
+    def land(self, step: int) -> LaunchedSequences:
         """A step is over."""
         return self._flights.pop(step)

@@ -17,12 +17,16 @@ from penstock.runtime.core.sequence import Sequence
 from penstock.runtime.core.tenants.shares import Shares, share_step
 
 WHOLE_PROMPT = Match((), "prompt log probabilities need the whole prompt computed")
-
-
 MOST_AGAIN = 16
 """Tokens computed again and drafts after them, together: what wrong drafts cost a model with states."""
-NO_BLOCKS: tuple[int, ...] = ()
-NO_OTHERS: tuple[tuple[int, ...], ...] = ()
+
+
+class Grown(NamedTuple):
+    """What a chunk says of its sequence's blocks and state since the chunk before."""
+
+    new_blocks: tuple[int, ...] = ()
+    others: tuple[tuple[int, ...], ...] = ()
+    state: tuple[int, ...] = ()
 
 
 class Preemption(NamedTuple):
@@ -161,10 +165,8 @@ class StepPlan:
                 return prompts  # a whole batch computes all its prompts before it generates
         prompts = []
         capacity, sequences, chunks = self._limits.block_size, self.sequences, self.chunks
-        pool, has_kinds = self._pool, not self._pool.groups.is_plain
         yields = bool(roster.batch) and roster.is_contended
-        shares = self._shares
-        paused = () if shares is None else shares.paused
+        paused = () if self._shares is None else self._shares.paused
         for index, sequence in enumerate(running):
             row = sequence.row
             if yields and sequence.request.is_batch:
@@ -184,36 +186,48 @@ class StepPlan:
                 self._add_again(sequence, row, self.budget - (len(running) - index))
                 continue
             drafts: tuple[int, ...] = ()
-            num_drafts = 0
             if sequence.drafts:
-                room = self.budget - (len(running) - index) if shares is None else shares.spare
-                drafts = self._usable_drafts(sequence, room)
-                num_drafts = len(drafts)
-                if shares is not None:
-                    shares.spare -= num_drafts
-            end += num_drafts
-            new_blocks = state = NO_BLOCKS
-            others = NO_OTHERS
-            if num_drafts or not start % capacity:  # else its last block has room
-                num_held = len(sequence.blocks)
-                if has_kinds:
-                    grown = self._grow(sequence, end, sequence.num_computed)
-                    if grown is None:
-                        continue
-                    new_blocks, others = grown
-                    rolls = start > sequence.num_prompt
-                    state = pool.advance_state(sequence.holding, start, rolls=rolls, drafts=bool(drafts))
-                elif end > num_held * capacity:
-                    if not self._make_room(sequence, end):
-                        continue
-                    new_blocks = tuple(sequence.blocks[num_held:])
+                drafts = self._shared_drafts(sequence, len(running) - index)
+                end += len(drafts)
+            new_blocks: tuple[int, ...] = ()
+            state: tuple[int, ...] = ()
+            others: tuple[tuple[int, ...], ...] = ()
+            if drafts or not start % capacity:  # else its last block has room
+                growth = self.grow_decode(sequence, end, sequence.num_computed, has_drafts=bool(drafts))
+                if growth is None:
+                    continue
+                new_blocks, others, state = growth.new_blocks, growth.others, growth.state
             sequence.num_launched = end
             sequences.append(sequence)
-            chunks.append(
-                make(Chunk, (row, start, 1 + num_drafts, drafts, new_blocks, True, None, num_drafts, others, state))
-            )
-            self.budget -= 1 + num_drafts
+            length = end - start
+            chunks.append(make(Chunk, (row, start, length, drafts, new_blocks, True, None, length - 1, others, state)))
+            self.budget -= length
         return prompts
+
+    def grow_decode(self, sequence: Sequence, end: int, computed: int, *, has_drafts: bool = False) -> Grown | None:
+        """Blocks, and where there are states a slot, up to `end`; None if the sequence was preempted itself."""
+        if not self._pool.groups.is_plain:
+            return self._grow_from(sequence, sequence.num_launched, end, computed, has_drafts)
+        num_held = len(sequence.blocks)
+        if end > num_held * self._limits.block_size and not self._make_room(sequence, end):
+            return None
+        return Grown(tuple(sequence.blocks[num_held:]))
+
+    def _grow_from(self, sequence: Sequence, start: int, end: int, computed: int, has_drafts: bool) -> Grown | None:
+        growth = self._grow(sequence, end, computed)
+        if growth is None:
+            return None
+        rolls = start > sequence.num_prompt
+        return growth._replace(state=self._pool.advance_state(sequence.holding, start, rolls=rolls, drafts=has_drafts))
+
+    def _shared_drafts(self, sequence: Sequence, num_left: int) -> tuple[int, ...]:
+        """Drafts that leave a position to each of the sequences left, and to other tenants their share."""
+        shares = self._shares
+        if shares is None:
+            return self._usable_drafts(sequence, self.budget - num_left)
+        drafts = self._usable_drafts(sequence, shares.spare)
+        shares.spare -= len(drafts)
+        return drafts
 
     def _usable_drafts(self, sequence: Sequence, budget: int) -> tuple[int, ...]:
         """Drafts that fit the step's budget and, with one more token, the sequence's limit."""
@@ -244,19 +258,19 @@ class StepPlan:
         end = min(last, start + max(room, 0)) + 1
         is_whole = end > last
         drafts = self._usable_drafts(sequence, room - sequence.num_again) if is_whole and sequence.drafts else ()
-        grown = self._grow(sequence, end + len(drafts), min(sequence.num_computed, start))
-        if grown is None:
+        computed = min(sequence.num_computed, start)
+        growth = self._grow_from(sequence, start, end + len(drafts), computed, bool(drafts))
+        if growth is None:
             return
-        new_blocks, others = grown
-        rolls = start > sequence.num_prompt
-        state = self._pool.advance_state(sequence.holding, start, rolls=rolls, drafts=bool(drafts))
         sequence.num_again = max(last - end, 0)
         if is_whole:
             sequence.num_launched = end + len(drafts)
         length = end + len(drafts) - start
         self.sequences.append(sequence)
         self.chunks.append(
-            Chunk(row, start, length, drafts, new_blocks, is_whole, None, len(drafts), others=others, state=state)
+            Chunk(
+                row, start, length, drafts, growth.new_blocks, is_whole, None, len(drafts), growth.others, growth.state
+            )
         )
         self.budget -= length
         if shares is not None:
@@ -270,28 +284,28 @@ class StepPlan:
         start = sequence.num_launched
         end = min(len(sequence.tokens), start + self._room(sequence))
         pool, holding = self._pool, sequence.holding
-        others: tuple[tuple[int, ...], ...] = ()
-        state: tuple[int, ...] = ()
+        growth = Grown()
         arrival = None
-        new_blocks: tuple[int, ...] = ()
         if not pool.groups.is_plain:
             end = self._checkpointed(start, end)
             grown = self._grow_prompt(sequence, end)
             if grown is None:
                 return
-            new_blocks, others = grown
-            state = pool.advance_state(holding, start, rolls=False)
+            growth = grown._replace(state=pool.advance_state(holding, start, rolls=False))
         if not sequence.is_announced:
             params = sequence.request.params
             history = tuple(sequence.tokens[:start]) if params.reads_history else ()
             arrival = Arrival(params, sequence.choice, sequence.num_prompt, history, sequence.request.adapter)
-            new_blocks, others = tuple(sequence.blocks), tuple([tuple(held.blocks) for held in holding.others])
+            others = tuple([tuple(held.blocks) for held in holding.others])
+            growth = Grown(tuple(sequence.blocks), others, growth.state)
             sequence.is_announced = True
         samples = end == len(sequence.tokens)
         token_ids = tuple(sequence.tokens[start:end])
         self.sequences.append(sequence)
         self.chunks.append(
-            Chunk(row, start, end - start, token_ids, new_blocks, samples, arrival, others=others, state=state)
+            Chunk(
+                row, start, end - start, token_ids, growth.new_blocks, samples, arrival, 0, growth.others, growth.state
+            )
         )
         self.budget -= end - start
         if self._shares is not None:
@@ -310,7 +324,7 @@ class StepPlan:
         whole = end - end % self._limits.block_size
         return whole if whole > start else end
 
-    def _grow_prompt(self, sequence: Sequence, end: int) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]] | None:
+    def _grow_prompt(self, sequence: Sequence, end: int) -> Grown | None:
         """Blocks of the groups that were not given all at admission. A sequence that only waits for its own steps to be over,
         so that its window can free, is not planned now."""
         holding, computed = sequence.holding, sequence.num_computed
@@ -319,9 +333,7 @@ class StepPlan:
             return _grown(sequence, before)
         return None if computed < sequence.num_launched else self._grow(sequence, end, computed)
 
-    def _grow(
-        self, sequence: Sequence, end: int, computed: int
-    ) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]] | None:
+    def _grow(self, sequence: Sequence, end: int, computed: int) -> Grown | None:
         """Reserve blocks of all groups; returns what came to each, or None if the sequence was preempted itself."""
         holding = sequence.holding
         before = [len(held.blocks) for held in (holding, *holding.others)]
@@ -432,8 +444,10 @@ class StepPlan:
         return is_computed and self._pool.can_fork(parent.holding, sequence.num_prompt - 1)
 
 
-def _grown(sequence: Sequence, before: list[int]) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
+def _grown(sequence: Sequence, before: list[int]) -> Grown:
     """Block ids that each group got since it had so many."""
     first, *others = before
     holding = sequence.holding
-    return tuple(holding.blocks[first:]), tuple([tuple(held.blocks[n:]) for held, n in zip(holding.others, others)])
+    return Grown(
+        tuple(holding.blocks[first:]), tuple([tuple(held.blocks[n:]) for held, n in zip(holding.others, others)])
+    )

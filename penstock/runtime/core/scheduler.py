@@ -21,7 +21,6 @@ from penstock.runtime.core.batch import (
     Fault,
     Finish,
     FinishReason,
-    Logprob,
     StepOutput,
     make,
 )
@@ -110,11 +109,6 @@ class Scheduler:
     def has_work(self) -> bool:
         """Some request has not ended."""
         return bool(self._requests)
-
-    @property
-    def has_batch_work(self) -> bool:
-        """Some batch request waits or runs."""
-        return bool(self.roster.batch or self.roster.num_batch_waiting)
 
     @property
     def prompts(self) -> tuple[tuple[int, int, int], ...]:
@@ -260,16 +254,14 @@ class Scheduler:
         """Commit a step's results: advance its sequences, publish full blocks, return the new tokens as deltas."""
         self.roster.now = now
         deltas: list[Delta] = []
-        tokens, drafts, logprobs, prompt_logprobs, failed = output
-        failures = dict(failed) if failed else {}
-        has_tokens_only = not (failed or drafts or logprobs or prompt_logprobs)
-        step, chunks, _, _ = batch
-        sequences, last_epoch = self.flights.land(step)
+        failures = dict(output.failures)
+        has_tokens_only = output.has_tokens_only
+        chunks, (sequences, last_epoch) = batch.chunks, self.flights.land(batch.step)
         order, block_size = self._order, self.limits.block_size
         counts_service, has_newcomers = order.counts_service, self.roster.num_epochs > last_epoch
         for index in failures:
             self._retract(sequences[index], last_epoch, chunks[index])
-        for index, sequence, drawn in zip(range(len(chunks)), sequences, tokens, strict=True):
+        for index, sequence, drawn in zip(range(len(chunks)), sequences, output.tokens, strict=True):
             if sequence.row is None or (has_newcomers and sequence.epoch > last_epoch):
                 continue  # it left after the launch; the result is dropped
             known = sequence.tokens
@@ -278,27 +270,28 @@ class Scheduler:
                 has_tokens_only
                 and len(drawn) == 1
                 and num_known < sequence.limit - 1
-                and drawn[0] not in sequence.stop_ids
+                and (token := drawn[0]) not in sequence.stop_ids
                 and sequence.is_prefix_reported
                 and not (sequence.siblings or sequence.num_verifying)
             ):
                 # The usual case first: all its tokens are computed, it has the next one and continues.
-                known.append(drawn[0])
+                known.append(token)
                 sequence.num_computed = num_known
-                if counts_service:
-                    order.charge(sequence, 1)
-                if not num_known % block_size:
-                    self.pool.publish(sequence.holding, num_known)
-                deltas.append(make(Delta, (sequence.request_id, sequence.choice, drawn, None, (), (), None, ())))
-                continue
-            if index in failures:
-                deltas.append(self._finish(sequence, Finish(FinishReason.ERROR, failures[index], Fault.ENGINE)))
-                continue
-            delta = self._advance(sequence, chunks[index], output, index)
-            if delta is not None:
+                delta = make(Delta, (sequence.request_id, sequence.choice, drawn, None, (), (), None, ()))
+                is_usual, fills_block = True, not num_known % block_size
+            else:
+                if index in failures or (chunks[index].samples and not drawn):
+                    deltas.append(self._fail(sequence, failures.get(index, "the model drew no token")))
+                    continue
+                delta = self._advance(sequence, chunks[index], output, index)
+                is_usual = False
+                fills_block = sequence.num_computed >= (sequence.holding.num_published + 1) * block_size
+            if counts_service and delta.token_ids:
+                order.charge(sequence, len(delta.token_ids))
+            if fills_block:
+                self.pool.publish(sequence.holding, sequence.num_computed)
+            if is_usual or self._settle(sequence, delta):
                 deltas.append(delta)
-            if sequence.siblings and not sequence.is_behind:
-                self._let_siblings_wait(sequence)
         if self.roster.behind:
             self.roster.catch_up()
         return tuple(deltas)
@@ -328,10 +321,9 @@ class Scheduler:
 
     # Committing results
 
-    def _advance(self, sequence: Sequence, chunk: Chunk, output: StepOutput, index: int) -> Delta | None:
+    def _advance(self, sequence: Sequence, chunk: Chunk, output: StepOutput, index: int) -> Delta:
+        """Give a sequence what a step computed and drew for it; returns what its client is told. That may be nothing."""
         drawn = output.tokens[index]
-        if chunk.samples and not drawn:
-            return self._finish(sequence, Finish(FinishReason.ERROR, "the model drew no token", Fault.ENGINE))
         sequence.num_computed = max(sequence.num_computed, chunk.end)
         if chunk.num_drafts:
             # Positions of rejected drafts are computed again, with the tokens that were drawn instead.
@@ -344,25 +336,35 @@ class Scheduler:
         num_accepted = len(drawn) - 1
         if drawn:
             drawn, finish = sequence.append(drawn)
-            self._order.charge(sequence, len(drawn))
         drafts: tuple[Drafted, ...] = ()
         if chunk.num_drafts:
             drafts = (Drafted(chunk.num_drafts, min(num_accepted, len(drawn)), sequence.draft_source),)
         if output.drafts and not sequence.num_pending:
             sequence.drafts = output.drafts[index]
-        if sequence.num_computed >= (sequence.holding.num_published + 1) * self.limits.block_size:
-            self.pool.publish(sequence.holding, sequence.num_computed)
-        if sequence.request.pins and drawn and not sequence.is_prefix_reported and not sequence.choice:
-            self._pin_prompt(sequence.request)
         logprobs = output.logprobs[index][: len(drawn)] if output.logprobs else ()
         prompt_logprobs = (
             sequence.unreported_prompt_logprobs(chunk, output.prompt_logprobs[index]) if output.prompt_logprobs else ()
         )
-        if finish is not None:
-            return self._finish(sequence, finish, drawn, logprobs, prompt_logprobs, drafts)
-        if not drawn and not prompt_logprobs:
-            return None
-        return sequence.report(drawn, None, logprobs, prompt_logprobs, drafts)
+        if finish is None and not drawn and not prompt_logprobs:
+            return Delta(sequence.request_id, sequence.choice, ())
+        return sequence.report(drawn, finish, logprobs, prompt_logprobs, drafts)
+
+    def _settle(self, sequence: Sequence, delta: Delta) -> bool:
+        """What a sequence's progress means for others: pins of its prompt, siblings that waited for it, its end. Returns
+        whether its client is told something."""
+        request = sequence.request
+        if request.pins and delta.token_ids and not sequence.choice:
+            num_before = len(sequence.tokens) - len(delta.token_ids)
+            if num_before == sequence.num_prompt + (len(request.resumed[0]) if request.resumed else 0):
+                self._pin_prompt(request)
+        if delta.finish is not None:
+            self._leave(sequence, delta.finish)
+        elif sequence.siblings and not sequence.is_behind:
+            self._let_siblings_wait(sequence)
+        return bool(delta.token_ids or delta.prompt_logprobs or delta.finish)
+
+    def _fail(self, sequence: Sequence, message: str) -> Delta:
+        return self._finish(sequence, Finish(FinishReason.ERROR, message, Fault.ENGINE))
 
     def _pin_prompt(self, request: Request) -> None:
         """Its prompt is computed: pin what it asked to keep."""
@@ -388,15 +390,12 @@ class Scheduler:
                 sibling.parent = sequence
                 self.roster.wait(sibling)
 
-    def _finish(
-        self,
-        sequence: Sequence,
-        finish: Finish,
-        token_ids: tuple[int, ...] = (),
-        logprobs: tuple[Logprob, ...] = (),
-        prompt_logprobs: tuple[Logprob, ...] = (),
-        drafts: tuple[Drafted, ...] = (),
-    ) -> Delta:
+    def _finish(self, sequence: Sequence, finish: Finish) -> Delta:
+        """End a sequence between two results."""
+        self._leave(sequence, finish)
+        return sequence.report((), finish, (), ())
+
+    def _leave(self, sequence: Sequence, finish: Finish) -> None:
         sequence.finish = finish
         if sequence.is_running:
             self.roster.leave(sequence)
@@ -406,7 +405,6 @@ class Scheduler:
         request_id = sequence.request_id
         if all(choice.finish for choice in self._requests[request_id]):
             del self._requests[request_id]
-        return sequence.report(token_ids, finish, logprobs, prompt_logprobs, drafts)
 
     def _end(self, request_id: int, finish: Finish, choice: int | None = None) -> tuple[Delta, ...]:
         """End every choice of a request, or one, that has not ended yet."""

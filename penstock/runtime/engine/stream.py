@@ -29,7 +29,6 @@ class DeltaStream:
         "request",
         "tokens",
         "unended",
-        "waiting_since_s",
     )
 
     def __init__(self, request: Request) -> None:
@@ -44,8 +43,6 @@ class DeltaStream:
         """Prompt tokens computed, while the prompt is being computed in parts."""
         self.num_sent = 0
         """Engines that have been given the request."""
-        self.waiting_since_s: float | None = None
-        """Since when the oldest unread delta waits."""
         self.reader: Callable[[Delta, float], bool] | None = None
         """Called with what arrives while the reading task waits; True means it is dealt with and the task need not wake."""
         self._max_pending = max(MAX_PENDING, 2 * request.params.n)
@@ -79,8 +76,6 @@ class DeltaStream:
         elif at_once and is_awaited and self._offer(delta, now):
             return
         pending = self._pending
-        if not pending:
-            self.waiting_since_s = now
         pending.append(delta)
         if len(pending) >= self._max_pending:
             self._pending = folded(pending)
@@ -101,7 +96,7 @@ class DeltaStream:
             (delta,) = folded(pending if delta is None else [*pending, delta])
         if not self.reader(delta, now):
             return False
-        self._pending, self.waiting_since_s = [], None
+        self._pending = []
         return True
 
     def wake(self) -> None:
@@ -118,7 +113,6 @@ class DeltaStream:
             finally:
                 self._waiter = None
         taken, self._pending = self._pending, []
-        self.waiting_since_s = None
         return taken
 
     async def __aiter__(self) -> AsyncIterator[Delta]:

@@ -2,14 +2,13 @@
 a simulator or a test chooses the same, request by request.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
-from penstock.errors import ConfigError
 from penstock.lines import LineFile
-from penstock.service.router.policy import Policy, ReplicaView, RouteChoice, RoutedCall, num_held
+from penstock.service.router.policy import ReplicaView, RouteChoice, RoutedCall, num_held
 
 
 class RecordedView(msgspec.Struct, omit_defaults=True):
@@ -80,32 +79,3 @@ class DecisionLog:
 
     def close(self) -> None:
         self._file.close()
-
-
-def read_decisions(path: Path) -> Iterator[Decision]:
-    decoder = msgspec.json.Decoder(Decision)
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            try:
-                yield decoder.decode(line)
-            except msgspec.DecodeError as error:
-                raise ConfigError(f"line {number} of {path} is no choice of a router: {error}") from None
-
-
-def chosen_again(policy: Policy, decision: Decision) -> str:
-    """Whom the policy chooses when it knows what was known."""
-    hashes = tuple(map(bytes.fromhex, decision.hashes))
-    call = RoutedCall(decision.number, decision.session, hashes, decision.num_tokens)
-    views = [
-        ReplicaView(
-            one.name,
-            one.num_pending,
-            one.num_waiting_tokens,
-            one.kv_usage_fraction,
-            one.is_ready,
-            frozenset(hashes[: one.num_held]),
-            one.token_s,
-        )
-        for one in decision.views
-    ]
-    return views[policy.choose(call, views).replica].name

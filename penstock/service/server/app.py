@@ -51,6 +51,7 @@ from penstock.service.server.responses import conversations
 from penstock.service.server.responses import routes as responses
 from penstock.service.server.responses.protocol import ConversationBody, ConversationItemsBody, InputBody, ResponseBody
 from penstock.service.server.responses.service import Responses
+from penstock.service.server.ui.pages import Pages
 from penstock.service.server.ui.routes import ROWS as UI_ROWS
 
 LOGGER = logging.getLogger(__name__)
@@ -149,10 +150,12 @@ def make_app(front: Front, service: Responses, runner: BatchRunner) -> Guard:
         for method, handler in handlers.items()
     ]
     router = Router(routes, redirect_slashes=False)
-    guard = Guard(router, front.config, dialect_of, partial(_count, front), partial(_over, front))
+    pages = Pages(front)
+    guard = Guard(router, front.config, dialect_of, partial(_count, front), partial(_over, front, pages))
     guard.state.front = front
+    guard.state.pages = pages
     guard.state.responses = service
-    guard.state.bills = front.bills = service.bills
+    guard.state.bills = front.book.bills = service.bills
     guard.state.jobs = runner.jobs
     guard.state.batch_runner = runner
     guard.state.routes = ROUTES
@@ -167,23 +170,23 @@ def dialect_of(path: str, is_anthropic: bool) -> Dialect:
 
 
 def _count(front: Front, scope: dict[str, Any], status: int) -> None:
-    front.http_responses.add(1, (("route", _path(scope)), ("status", str(status))))
+    front.counters.http_responses.add(1, (("route", _path(scope)), ("status", str(status))))
 
 
-def _over(front: Front, scope: dict[str, Any], status: int, start_s: float) -> None:
+def _over(front: Front, pages: Pages, scope: dict[str, Any], status: int, start_s: float) -> None:
     fault = exchange_of(scope).fault
     if fault is not None and status >= HTTPStatus.BAD_REQUEST:
-        front.refusals.note(scope, status, fault.message, fault.code or fault.kind.name.lower(), time.time())
+        pages.refusals.note(scope, status, fault.message, fault.code or fault.kind.name.lower(), time.time())
     _trace(front, scope, status, start_s)
 
 
 def _trace(front: Front, scope: dict[str, Any], status: int, start_s: float) -> None:
     """Tell the collector, if there is one, of a request for work; a fault in telling is nobody else's."""
-    if front.tracer is None or scope["method"] != "POST":
+    if front.book.tracer is None or scope["method"] != "POST":
         return
     model = exchange_of(scope).model or front.models.first.known_name
     try:
-        front.tracer.report(scope, _path(scope), status, start_s, model)
+        front.book.tracer.report(scope, _path(scope), status, start_s, model)
     except Exception as error:
         LOGGER.warning("a span is lost: %s", type(error).__name__)
 

@@ -139,7 +139,7 @@ class BlockStream:
             if not self._follows:
                 await send({"type": "http.response.body", "body": await listener.next()})
                 return
-            while not leaving.done() and not self._front.is_draining:
+            while not leaving.done() and not self._front.health.is_draining:
                 frames = await listener.next()
                 if frames:
                     await send({"type": "http.response.body", "body": frames, "more_body": True})

@@ -4,7 +4,6 @@ Everything that can be wrong with a request is found here, before the first byte
 """
 
 import asyncio
-import json
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +16,7 @@ from penstock.errors import RequestError
 from penstock.runtime.core.request import SamplingParams
 from penstock.runtime.text.stream.stop import StopSet
 from penstock.runtime.text.stream.stream import TextRules
+from penstock.runtime.text.template.shape import object_in
 from penstock.runtime.text.template.shield import PromptTokens, tokenize_chat
 from penstock.runtime.text.tokenizer.tokenizer import Tokenizer
 from penstock.runtime.text.tools.words import calls_as_text, described, knows_calls
@@ -33,13 +33,14 @@ from penstock.service.server.generation import (
     SamplingOptions,
     Tool,
 )
+from penstock.service.server.http.body import MAX_CHARACTERS_PER_TOKEN
 from penstock.service.server.http.call import Call, CallParameters
 from penstock.service.server.http.faults import ApiError, ErrorKind, Overflow, invalid
 from penstock.service.server.http.large import TENANT, Turns, stand_back
 from penstock.service.server.http.relay import peer_of, priority_of
-from penstock.service.server.sampling.beams import call_of
+from penstock.service.server.sampling.beams import beam_search
 from penstock.service.server.sampling.params import check_ids, sampling_params
-from penstock.service.server.served import MAX_CHARACTERS_PER_TOKEN, ServedModel
+from penstock.service.server.served import ServedModel
 
 R = TypeVar("R")
 
@@ -93,7 +94,10 @@ async def prepare(model: ServedModel, caller: Caller, generation: Generation) ->
     )
     if not caller.is_batch and len(prompts) * parameters.sampling.n > FEW_CHOICES:
         model.admission.reserve(prompts, parameters.sampling, caller.tenant)  # before so many are made ready in vain
-    call = call_of(model, prompts, parameters, sampling.beams)
+    if sampling.beams is None:
+        call = Call(model.client, model.tokenizer, prompts, parameters)
+    else:
+        call = beam_search(model, prompts, parameters, sampling.beams)
     _check(call, model, generation.param)
     if not caller.is_batch:
         model.admission.reserve(prompts, parameters.sampling, caller.tenant)
@@ -284,7 +288,7 @@ def template_message(message: ChatMessage) -> dict[str, Any]:
             {
                 "id": call.call_id,
                 "type": "function",
-                "function": {"name": call.name, "arguments": _arguments(call.arguments)},
+                "function": {"name": call.name, "arguments": object_in(call.arguments)},
             }
             for call in message.tool_calls
         ]
@@ -304,15 +308,6 @@ def template_tool(tool: Tool) -> dict[str, Any]:
             "parameters": dict(tool.parameters or {"type": "object"}),
         },
     }
-
-
-def _arguments(text: str) -> Any:
-    """Templates write the object out themselves; what is no object stays as the model wrote it."""
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return text
-    return value if isinstance(value, dict) else text
 
 
 async def prompts_of(

@@ -24,8 +24,6 @@ from penstock.service.server.text import NO_CARD, ModelCard, Text
 from penstock.service.server.ui.live import LiveView
 from penstock.tools.doctor.prefixes import PrefixWatch
 
-MAX_CHARACTERS_PER_TOKEN = 32
-"""Texts with more characters than this for each token of the context are refused unread; words have about four a token."""
 FRESH_S = 2.0
 """An engine that sent something this recently is alive; a token this old still proves it."""
 SILENT_S = 1.5
@@ -302,6 +300,16 @@ class ServedModels:
         """Models whose names are known."""
         named = [model for model in self._models if model.known_name]
         return named if self.adapters is None or not named else [*named, *self.adapters]
+
+    @property
+    def longest_context(self) -> int:
+        """Of those whose context is known; it may not be, of a model that was never loaded."""
+        return max((model.max_context for model in self.known), default=0)
+
+    def max_context(self) -> int:
+        """No text is longer; 0 while a context is not known."""
+        contexts = [model.max_context for model in self.known]
+        return max(contexts) if contexts and all(contexts) else 0
 
     def find(self, name: str | None) -> ServedModel:
         """The model a client means. Raises an error that names those there are."""

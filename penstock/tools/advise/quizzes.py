@@ -6,7 +6,7 @@ from typing import Any
 from penstock.errors import ConfigError
 from penstock.tools.advise import quizzes_numbers as numbers
 from penstock.tools.advise.data import load
-from penstock.tools.advise.quiz import QuizItem, QuizQuestion, fixed, question_data
+from penstock.tools.advise.quiz import QuizItem, QuizQuestion, fixed
 
 
 def _item(data: Mapping[str, Any]) -> QuizItem:
@@ -25,8 +25,3 @@ def questions(area: str, seed: int = 0) -> list[QuizQuestion]:
     if area not in AREAS:
         raise ConfigError(f"unknown area {area!r}: choose one of {', '.join(AREAS)}")
     return [item.question(seed) for item in _ITEMS if item.area == area]
-
-
-def quizzes_data(seed: int = 0) -> dict[str, Any]:
-    """All areas, numbers drawn by the seed."""
-    return {area: [question_data(one) for one in questions(area, seed)] for area in AREAS}

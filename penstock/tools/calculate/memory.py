@@ -8,8 +8,6 @@ from penstock.tools.calculate.sheet import Sheet, positive
 from penstock.tools.calculate.subject import DeviceInputs, DeviceNumbers, ModelInputs, ModelNumbers
 from penstock.tools.planner import figures
 
-SECONDS_PER_DAY = 86_400.0
-
 
 @dataclass(frozen=True)
 class KvInputs(ModelInputs):

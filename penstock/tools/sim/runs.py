@@ -11,7 +11,7 @@ from penstock.runtime.core.batching import Batching
 from penstock.runtime.core.blocks import BlockPool
 from penstock.runtime.core.limits import Limits
 from penstock.runtime.core.order import Order
-from penstock.runtime.core.plan import NO_BLOCKS, NO_OTHERS, StepPlan
+from penstock.runtime.core.plan import Grown, StepPlan
 from penstock.runtime.core.roster import Roster
 from penstock.runtime.core.scheduler import Scheduler
 from penstock.runtime.core.sequence import Sequence
@@ -96,28 +96,22 @@ class RunPlan(StepPlan):
         return [sequence for sequence in present if not sequence.holds_next and sequence.row is not None]
 
     def _add_run(self, roster: RunRoster, sequence: Sequence, row: int) -> None:
-        start, capacity = sequence.num_launched, self._limits.block_size
+        start = sequence.num_launched
         num_more = 0
         if sequence in roster.steps:
             num_more = sequence.num_verifying = min(roster.steps[sequence], sequence.limit - len(sequence.tokens) - 1)
         end = start + 1 + num_more
-        new_blocks = state = NO_BLOCKS
-        others = NO_OTHERS
-        if num_more or not start % capacity:
-            num_held = len(sequence.blocks)
-            if not self._pool.groups.is_plain:
-                grown = self._grow(sequence, end, end - 1 if num_more else sequence.num_computed)
-                if grown is None:
-                    return
-                new_blocks, others = grown
-                state = self._pool.advance_state(sequence.holding, start, rolls=start > sequence.num_prompt)
-            elif end > num_held * capacity:
-                if not self._make_room(sequence, end):
-                    return
-                new_blocks = tuple(sequence.blocks[num_held:])
+        growth = Grown()
+        if num_more or not start % self._limits.block_size:
+            grown = self.grow_decode(sequence, end, end - 1 if num_more else sequence.num_computed)
+            if grown is None:
+                return
+            growth = grown
         sequence.num_launched = end
         self.sequences.append(sequence)
-        self.chunks.append(make(Chunk, (row, start, 1 + num_more, (), new_blocks, True, None, 0, others, state)))
+        self.chunks.append(
+            make(Chunk, (row, start, 1 + num_more, (), growth.new_blocks, True, None, 0, growth.others, growth.state))
+        )
         if num_more:
             roster.begin_run(sequence)
         self.budget -= 1

@@ -46,10 +46,6 @@ class Setting:
     def label(self) -> str:
         return " ".join(self.flags) or "default"
 
-    @property
-    def is_lossless(self) -> bool:
-        return self.kv == "auto" and self.weights == "auto"
-
     def engine(self, base: EngineConfig) -> EngineConfig:
         """The engine that such a server has, but for speculation and tiers, which a simulation leaves out."""
         return replace(

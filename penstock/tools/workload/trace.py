@@ -136,20 +136,6 @@ def trace_of_rows(
     )
 
 
-def trace_of(workload: Workload) -> Trace:
-    """What a workload's arrivals would leave behind: ids are numbered as they appear, equal where prompts begin alike."""
-    numbers: dict[tuple[int, tuple[int, ...]], int] = {}
-    rows = []
-    for request in workload.requests:
-        blocks: list[int] = []
-        parent = -1
-        for start in range(0, len(request.prompt), BLOCK_TOKENS):
-            parent = numbers.setdefault((parent, request.prompt[start : start + BLOCK_TOKENS]), len(numbers))
-            blocks.append(parent)
-        rows.append(TraceRow(request.arrival_s, len(request.prompt), request.params.max_tokens or 1, blocks))
-    return trace_of_rows(rows)
-
-
 class TracedRequests(Sequence[Request]):
     """The requests of a trace. Each is made when it is asked for, the same every time, and not kept."""
 

@@ -269,7 +269,7 @@ class GroupedPool(BlockPool):
 
     def _grow(self, growth: Growth) -> None:
         """Blocks that are skipped get the id of one that is held: in range, and never read."""
-        held, group, begin, end, _ = growth
+        held, group, begin, end = growth.held, growth.group, growth.begin, growth.end
         if end <= begin:
             return
         own = self._take((end - begin) * group.width)
@@ -439,7 +439,7 @@ def _read(blocks: tuple[int, ...], low: int, group: BlockGroup) -> tuple[int, ..
 
 def _head(growth: Growth) -> list[int]:
     """Ids that are dropped before a group grows."""
-    held, group, _, _, drop = growth
+    held, group, drop = growth.held, growth.group, growth.drop
     begin = max(held.first, group.num_sinks)
     return held.blocks[begin * group.width : max(drop, begin) * group.width]
 

@@ -67,10 +67,6 @@ class StateSlots:
         """Least recently used first."""
         self._is_pinned = is_pinned
 
-    @property
-    def num_checkpoints(self) -> int:
-        return len(self._checkpoints)
-
     def has_room(self, found: int | None) -> bool:
         """A sequence could begin now, from a checkpoint or without."""
         return bool(self._free) or self._victim(found) is not None

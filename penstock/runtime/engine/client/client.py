@@ -93,9 +93,8 @@ class EngineClient:
         self._setup = encode_config(config)
         self._child: Child | None = None
         self._requests = OpenRequests(self._send)
-        self._embeddings: dict[int, asyncio.Future[tuple[Vector, ...]]] = {}
-        self._orders: dict[int, asyncio.Future[AdapterAnswer]] = {}
-        self._cache_orders: dict[int, asyncio.Future[CacheAnswer]] = {}
+        self._asked: dict[int, asyncio.Future[Any]] = {}
+        """Answers that are awaited, by the number of their command."""
         self.tiers: TierCounts | None = None
         """What the engine last said of blocks beyond its device."""
         self.adapters: AdapterCounts | None = None
@@ -184,42 +183,33 @@ class EngineClient:
             self._child.send(FollowBlocks())
 
     async def embed(self, prompts: Sequence[tuple[int, ...]]) -> tuple[Vector, ...]:
-        if self._child is None or not self.is_ready:
-            raise CapacityError("the engine is not ready; try again in a moment")
-        request_id = self.next_id()
-        answer: asyncio.Future[tuple[Vector, ...]] = asyncio.get_running_loop().create_future()
-        self._embeddings[request_id] = answer
-        self._child.send(EmbedPrompts(request_id, tuple(prompts)))
-        try:
-            return await answer
-        finally:
-            self._embeddings.pop(request_id, None)
+        number = self.next_id()
+        vectors: tuple[Vector, ...] = await self._ask(number, EmbedPrompts(number, tuple(prompts)))
+        return vectors
 
     async def order_adapter(self, path: str, *, is_unload: bool = False) -> AdapterAnswer:
         """Have an adapter read, anew if it was before, or forgotten once nobody uses it."""
-        if self._child is None or not self.is_ready:
-            raise CapacityError("the engine is not ready; try again in a moment")
         order = AdapterOrder(self.next_id(), path, is_unload)
-        answer: asyncio.Future[AdapterAnswer] = asyncio.get_running_loop().create_future()
-        self._orders[order.order_id] = answer
-        self._child.send(OrderAdapter(order))
-        try:
-            return await answer
-        finally:
-            self._orders.pop(order.order_id, None)
+        answer: AdapterAnswer = await self._ask(order.order_id, OrderAdapter(order))
+        return answer
 
     async def order_cache(self, action: str, name: str = "", seconds: float = 0.0) -> CacheAnswer:
         """List sessions, or pin, drop, export or import one."""
+        order = CacheOrder(self.next_id(), action, name, seconds)
+        answer: CacheAnswer = await self._ask(order.order_id, OrderCache(order))
+        return answer
+
+    async def _ask(self, number: int, command: Command) -> Any:
+        """Send a command that the engine answers once, under that number."""
         if self._child is None or not self.is_ready:
             raise CapacityError("the engine is not ready; try again in a moment")
-        order = CacheOrder(self.next_id(), action, name, seconds)
-        answer: asyncio.Future[CacheAnswer] = asyncio.get_running_loop().create_future()
-        self._cache_orders[order.order_id] = answer
-        self._child.send(OrderCache(order))
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._asked[number] = answer
+        self._child.send(command)
         try:
             return await answer
         finally:
-            self._cache_orders.pop(order.order_id, None)
+            self._asked.pop(number, None)
 
     def reopen(self) -> None:
         """After `stop` and the end of `run`: allow another `run`. Ids, counters and facts stay."""
@@ -320,17 +310,10 @@ class EngineClient:
             case Beat(num_loops, is_busy):
                 self._pulse.beat(num_loops, self._pulse.heard_s, is_busy=is_busy)
             case Embedded(request_id, vectors, message):
-                self._answer_embedding(request_id, vectors, message)
-            case Ordered(answers):
+                self._answer(request_id, EngineError(message) if message else vectors)
+            case Ordered(answers) | CacheTold(answers):
                 for one in answers:
-                    waiting = self._orders.get(one.order_id)
-                    if waiting is not None and not waiting.done():
-                        waiting.set_result(one)
-            case CacheTold(told):
-                for each in told:
-                    asked = self._cache_orders.get(each.order_id)
-                    if asked is not None and not asked.done():
-                        asked.set_result(each)
+                    self._answer(one.order_id, one)
             case Phase(name, seconds):
                 self._phases.append((name, seconds))
                 if self.on_phase is not None:
@@ -358,14 +341,15 @@ class EngineClient:
             self.on_step(step)
         self._requests.take_in(step, now, is_last=is_last)
 
-    def _answer_embedding(self, request_id: int, vectors: tuple[Vector, ...], message: str) -> None:
-        answer = self._embeddings.get(request_id)
+    def _answer(self, number: int, value: Any) -> None:
+        """Hand a value, or an error to be raised, to the task that waits for it."""
+        answer = self._asked.get(number)
         if answer is None or answer.done():
             return
-        if message:
-            answer.set_exception(EngineError(message))
+        if isinstance(value, Exception):
+            answer.set_exception(value)
         else:
-            answer.set_result(vectors)
+            answer.set_result(value)
 
     def _begin(self, facts: Facts, child: Child) -> None:
         """A new engine is ready: it is given all that waits."""
@@ -426,14 +410,8 @@ class EngineClient:
             words = f" ({self._last_words.message})" if self._last_words is not None else ""
             LOGGER.error(message, _named(status) + words, num_ended, len(self._requests))
         self._report_ends(ends)
-        unanswered: list[asyncio.Future[Any]] = [
-            *self._embeddings.values(),
-            *self._orders.values(),
-            *self._cache_orders.values(),
-        ]
-        for answer in unanswered:
-            if not answer.done():
-                answer.set_exception(CapacityError(GONE))
+        for number in list(self._asked):
+            self._answer(number, CapacityError(GONE))
 
     def _report_ends(self, deltas: tuple[Delta, ...]) -> None:
         """Metrics hear of requests that ended without their engine."""

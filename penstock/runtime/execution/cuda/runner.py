@@ -81,7 +81,8 @@ class CudaRunner(StepRunner):
     ) -> None:
         """One row, one block and one state more than asked for: padding of recorded batches reads and writes there."""
         spec, device = model.spec, model.device
-        num_blocks, block_size, max_sequences, max_context = shape[:4]
+        num_blocks, block_size = shape.num_blocks, shape.block_size
+        max_sequences, max_context = shape.max_sequences, shape.max_context
         dtype, frees = cache_dtype or model.cache_dtype, shape.frees
         idle_state = shape.num_states if any(group.kind == "state" for group in spec.cache_groups) else None
         num_states = 0 if idle_state is None else idle_state + 1

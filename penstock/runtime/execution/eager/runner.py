@@ -140,7 +140,8 @@ class ModelRunner(StepRunner):
     ) -> None:
         spec, device = model.spec, model.device
         dtype, frees = cache_dtype or model.cache_dtype, shape.frees
-        num_blocks, block_size, max_sequences, max_context = shape[:4]
+        num_blocks, block_size = shape.num_blocks, shape.block_size
+        max_sequences, max_context = shape.max_sequences, shape.max_context
         cache = cache or KVCache(spec, num_blocks, block_size, dtype, device, frees=frees, num_states=shape.num_states)
         groups = spec.cache_layout(frees=frees).groups
         rows = Rows(max_sequences, max_context, block_size, spec.vocab_size, device, groups)

@@ -5,12 +5,12 @@ Python runs there with caches that the weights have just swept empty, so what co
 go the way of every runner.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from penstock.errors import StepInterruptedError
-from penstock.runtime.core.batch import Batch, StepOutput, make
+from penstock.runtime.core.batch import Arrival, Batch, Chunk, StepOutput, make
 from penstock.runtime.core.runner import Masks, RunnerShape, Ticket
 from penstock.runtime.execution.eager.rows import Rows
 from penstock.runtime.execution.eager.runner import StepRunner
@@ -21,8 +21,15 @@ from penstock.runtime.execution.native.forward import NativeForward
 from penstock.runtime.layers.step import Rotations
 from penstock.runtime.ops.sampling.whole import NOT_DRAWN
 
-Members = tuple[tuple[Any, ...], ...]
-"""Rows, lengths, new tokens, whether a token is drawn and arrivals, of all chunks of a step."""
+
+class ChunkColumns(NamedTuple):
+    """Columns of a step's chunks: what must be equal for the step to go the way the last one went."""
+
+    rows: tuple[int, ...]
+    lengths: tuple[int, ...]
+    token_ids: tuple[tuple[int, ...], ...]
+    samples: tuple[bool, ...]
+    arrivals: tuple[Arrival | None, ...]
 
 
 class NativeRunner(StepRunner):
@@ -33,7 +40,8 @@ class NativeRunner(StepRunner):
         cache_dtype: torch.dtype | None = None,
     ) -> None:
         spec = model.spec
-        num_blocks, block_size, max_sequences, max_context = shape[:4]
+        num_blocks, block_size = shape.num_blocks, shape.block_size
+        max_sequences, max_context = shape.max_sequences, shape.max_context
         cache = NativeCache(spec, num_blocks, block_size, cache_dtype or model.cache_dtype, frees=shape.frees)
         groups = spec.cache_layout(frees=shape.frees).groups
         rows = Rows(max_sequences, max_context, block_size, spec.vocab_size, model.device, groups)
@@ -43,7 +51,7 @@ class NativeRunner(StepRunner):
         self._decoder = model
         self._yields = False
         self._last_step = 0
-        self._members: Members | None = None
+        self._members: ChunkColumns | None = None
         """Who was in the last step, if it went the short way: most often the same are in the next, one position further."""
 
     @property
@@ -70,45 +78,45 @@ class NativeRunner(StepRunner):
             raise
 
     def _launch(self, batch: Batch, masks: Masks | None) -> Ticket:
-        step, chunks, copies, _ = batch
-        if step > self._last_step:
-            self._last_step = step
-            if chunks and not copies and masks is None:
-                rows, starts, lengths, token_ids, new_blocks, samples, arrivals, num_drafts, others, _ = zip(*chunks)
-                members = (rows, lengths, token_ids, samples, arrivals)
+        chunks = batch.chunks
+        if batch.step > self._last_step:
+            self._last_step = batch.step
+            if chunks and not batch.copies and masks is None:
+                columns: Any = make(Chunk, zip(*chunks))  # a tuple under each of a chunk's names
+                rows, starts = columns.row, columns.start
+                members = ChunkColumns(rows, columns.length, columns.token_ids, columns.samples, columns.arrival)
                 if members == self._members or self._gather(members):
-                    if any(new_blocks) or (any(others) and any(map(any, others))):
+                    if any(columns.new_blocks) or (any(columns.others) and any(map(any, columns.others))):
                         self._grow(batch)
                     tokens = self._native.decode(starts)
                     if self.states is not None:
                         self.states.put_decodes(rows, starts, self._native.hidden)
                     return _output(tuple(zip(tokens)))
-                if self._are_checks(members, num_drafts):
+                if self._are_checks(members, columns.num_drafts):
                     self._members = None
                     self._grow(batch)
-                    kept = self._native.verify(rows, starts, lengths)
+                    kept = self._native.verify(rows, starts, columns.length)
                     if self.states is not None:
-                        self.states.put(chunks, self._native.hidden[: sum(lengths)])
+                        self.states.put(chunks, self._native.hidden[: sum(columns.length)])
                     return _output(tuple(kept))
         self._members = None
         return super().launch(batch, masks)
 
-    def _gather(self, members: Members) -> bool:
+    def _gather(self, members: ChunkColumns) -> bool:
         """Make ready for steps of these the short way; False if they have to go the other."""
-        rows, lengths, token_ids, samples, arrivals = members
-        is_short = max(lengths) == 1 and all(samples) and not any(token_ids) and not any(arrivals)
-        if not is_short or not self._rows.are_pure_argmax(rows):
+        draws_one = max(members.lengths) == 1 and all(members.samples)
+        is_short = draws_one and not any(members.token_ids) and not any(members.arrivals)
+        if not is_short or not self._rows.are_pure_argmax(members.rows) or not self._native.adapt(members.rows):
             return False
-        if not self._native.adapt(rows):
-            return False
-        self._native.expect_decodes(rows)
+        self._native.expect_decodes(members.rows)
         self._members = members
         return True
 
-    def _are_checks(self, members: Members, num_drafts: tuple[int, ...]) -> bool:
+    def _are_checks(self, members: ChunkColumns, num_drafts: tuple[int, ...]) -> bool:
         """All of them go on by a token and drafts after it, the likeliest each, and the model has such tokens."""
-        rows, lengths, token_ids, samples, arrivals = members
-        is_short = all(samples) and not any(arrivals) and all(length == 1 + n for length, n in zip(lengths, num_drafts))
+        rows, token_ids = members.rows, members.token_ids
+        is_short = all(members.samples) and not any(members.arrivals)
+        is_short = is_short and all(length == 1 + n for length, n in zip(members.lengths, num_drafts))
         if not is_short or tuple(map(len, token_ids)) != num_drafts or not self._rows.are_pure_argmax(rows):
             return False
         if not self._native.adapt(rows):

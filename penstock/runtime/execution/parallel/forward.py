@@ -89,10 +89,10 @@ class SharedRunner(StepRunner):
         shape: RunnerShape,
         cache_dtype: torch.dtype | None = None,
     ) -> None:
-        _, block_size, max_sequences, max_context = shape[:4]
+        max_sequences, max_context = shape.max_sequences, shape.max_context
         spec, device = model.spec, model.device
         cache = make_cache(model, shape, cache_dtype)
-        rows = Rows(max_sequences, max_context, block_size, spec.vocab_size, device)
+        rows = Rows(max_sequences, max_context, shape.block_size, spec.vocab_size, device)
         sampler = Sampler(rows.tokens, rows.sampling)
         forward = SharedForward(model, table, rows, cache, Rotations(spec, max_context, device), sampler)
         super().__init__(rows, cache, forward, sampler, spec.vocab_size)

@@ -95,7 +95,8 @@ def make_recorded_stage(
 ) -> StepRunner:
     """One row and one block more than asked for, as the CUDA runner has them."""
     spec, device = staged.spec, staged.device
-    num_blocks, block_size, max_sequences, max_context = shape[:4]
+    num_blocks, block_size = shape.num_blocks, shape.block_size
+    max_sequences, max_context = shape.max_sequences, shape.max_context
     dtype, groups = cache_dtype or staged.cache_dtype, spec.cache_layout(frees=shape.frees).groups
     cache = KVCache(spec, num_blocks + 1, block_size, dtype, device, frees=shape.frees)
     rotations = Rotations(spec, max_context, device)

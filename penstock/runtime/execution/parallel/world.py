@@ -75,20 +75,14 @@ class GroupPeers:
 
     def all_reduce(self, x: Tensor) -> None:
         whole = x.contiguous()
-        self._wait(self._group.allreduce([whole]))
+        _wait(self._group.allreduce([whole]))
         if whole is not x:
             x.copy_(whole)
 
     def all_gather(self, x: Tensor) -> Tensor:
         everybody = x.new_empty((self.count, *x.shape))
-        self._wait(self._group._allgather_base(everybody.view(-1), x.contiguous().view(-1)))
+        _wait(self._group._allgather_base(everybody.view(-1), x.contiguous().view(-1)))
         return everybody
-
-    def _wait(self, work: Any) -> None:
-        try:
-            work.wait()
-        except RuntimeError as error:
-            raise RankLostError(f"a rank of this group has ended or hangs: {error}") from error
 
 
 class World:

@@ -6,7 +6,7 @@ library is loaded.
 """
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p
 from functools import cache
 from itertools import zip_longest
@@ -205,12 +205,13 @@ class Library:
 
     def shared_step(self, model: NativeModel, step: NativeStep, sharing: Sharing) -> bool:
         """False, with nothing of use computed, if a rank was lost meanwhile."""
-        arguments = ctypes.byref(model), ctypes.byref(step), ctypes.byref(sharing)
-        status = self._handle.penstock_shared_step(self._context, *arguments)
-        if status == LOST:
-            return False
-        self._check(status)
-        return True
+        return self._step_with_others(self._handle.penstock_shared_step, model, step, sharing)
+
+    def _step_with_others(self, function: Callable[..., int], *arguments: ctypes.Structure) -> bool:
+        status = function(self._context, *map(ctypes.byref, arguments))
+        if status != LOST:
+            self._check(status)
+        return status != LOST
 
     @property
     def has_adapters(self) -> bool:
@@ -219,12 +220,7 @@ class Library:
 
     def adapted_step(self, model: NativeModel, step: NativeStep, sharing: Sharing, adaptation: Adaptation) -> bool:
         """As `shared_step`, of which some tokens have adapters."""
-        arguments = (ctypes.byref(each) for each in (model, step, sharing, adaptation))
-        status = self._handle.penstock_adapted_step(self._context, *arguments)
-        if status == LOST:
-            return False
-        self._check(status)
-        return True
+        return self._step_with_others(self._handle.penstock_adapted_step, model, step, sharing, adaptation)
 
     def step_rows(self, model: NativeModel, step: RowsStep, adaptation: Adaptation | None = None) -> bool:
         """False, with nothing done, if a chunk reaches beyond its row's blocks. Raises StepInterruptedError if it yields and

@@ -51,7 +51,7 @@ class TemplateShape:
             return call
         arguments = function.get("arguments")
         if self.reads_arguments and isinstance(arguments, str):
-            arguments = _object_in(arguments)
+            arguments = object_in(arguments)
         elif self.writes_arguments and isinstance(arguments, dict):
             arguments = json.dumps(arguments, ensure_ascii=False)
         return call | {"function": function | {"arguments": arguments}}
@@ -100,7 +100,8 @@ def _joined(parts: list[Any], index: int) -> str:
     return "\n".join(texts)
 
 
-def _object_in(text: str) -> Any:
+def object_in(text: str) -> Any:
+    """Templates write the object out themselves; what is no object stays as the model wrote it."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):

@@ -373,8 +373,8 @@ class InboundConnection(asyncio.Protocol):
             self.respond(error.status, b"x-request-id: none\r\n" + error.header_lines, error.body)
             return
         self._is_refused = True
-        method, path, query, headers, caller = head
-        self._handler.refuse(Incoming(method, path, query, headers, b"", time.monotonic(), caller), self, error)
+        incoming = Incoming(head.method, head.path, head.query, head.headers, b"", time.monotonic(), head.caller)
+        self._handler.refuse(incoming, self, error)
 
     def close_when_done(self) -> None:
         """No further request is taken on this connection."""

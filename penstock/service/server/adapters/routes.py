@@ -36,7 +36,7 @@ class UnloadBody(msgspec.Struct):
 async def load_adapter(request: Request) -> PlainText:
     """vLLM's /v1/load_lora_adapter."""
     table, front = _table(request)
-    body, _ = await front.body(request, LoadBody, {})
+    body, _ = await front.bodies.read(request, LoadBody, {})
     path = table.path_of(body.lora_path)
     is_taken = table.get(body.lora_name) is not None or any(
         model.known_name == body.lora_name for model in front.models
@@ -54,7 +54,7 @@ async def load_adapter(request: Request) -> PlainText:
 async def unload_adapter(request: Request) -> PlainText:
     """vLLM's /v1/unload_lora_adapter; answered when nobody uses it any more."""
     table, front = _table(request)
-    body, _ = await front.body(request, UnloadBody, {})
+    body, _ = await front.bodies.read(request, UnloadBody, {})
     if table.get(body.lora_name) is None:
         message = f"the adapter {body.lora_name[:80]!r} is not served here"
         raise ApiError(ErrorKind.NOT_FOUND, message, param="lora_name", code="model_not_found")

@@ -10,6 +10,7 @@ from penstock.service.server.anthropic.request import chat_of, generation_of
 from penstock.service.server.front import Counted, Front, Prepared
 from penstock.service.server.generation import Caller, Delivery
 from penstock.service.server.http.answer import Json
+from penstock.service.server.http.relay import random_hex
 from penstock.service.server.prepare import prepare, prompt_of_chat
 from penstock.service.server.served import ServedModel
 
@@ -26,7 +27,7 @@ async def prepare_message(front: Front, model: ServedModel, caller: Caller, body
         generation = replace(generation, max_reasoning_tokens=body.thinking.budget_tokens)
     call = await prepare(model, caller, generation)
     encoder = MessageEncoder(
-        front.new_id("msg_"),
+        f"msg_{random_hex()}",
         model.name,
         max_tokens=body.max_tokens,
         request_id=caller.request_id,

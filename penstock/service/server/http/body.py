@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from random import random
 from typing import Any, NamedTuple, TypeVar
@@ -10,9 +10,13 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
-from penstock.service.edge.bodies import BodiesInFlight, BodyAccount
+from penstock.config import ServerConfig
+from penstock.service.edge.bodies import IN_FLIGHT, BodiesInFlight, BodyAccount
 from penstock.service.edge.memory import LARGE_BYTES, trim_memory
+from penstock.service.server.http.connection import exchange_of
 from penstock.service.server.http.faults import ApiError, ErrorKind, invalid, unsupported
+from penstock.service.server.http.large import BYTES_BEGUN, BurstGate, Turns, yield_to_others
+from penstock.service.server.http.relay import RELAYED, relayed_of, split_body
 
 B = TypeVar("B", bound=msgspec.Struct)
 
@@ -33,6 +37,8 @@ MAX_NAMES = 1 << 15
 MAX_FIELDS = 1024
 """Names that a body may have itself."""
 LEAST_RUN_BYTES = 1 << 20
+MAX_CHARACTERS_PER_TOKEN = 32
+"""Texts with more characters than this for each token of the context are refused unread; words have about four a token."""
 MAX_BYTES_PER_CHARACTER = 12
 """As JSON writes it: a pair of escapes."""
 _WHERE = re.compile(r" - at `(?:key in )?\$\.?([^`]*)`$")
@@ -62,9 +68,11 @@ class BodyLimits(NamedTuple):
     """Of what stands between two quotes: more is a text that is longer than any context."""
 
 
-def body_limits(max_bytes: int, max_characters: int, max_context: int) -> BodyLimits:
-    """`max_characters` of a text are more than any context holds."""
-    max_run_bytes = max(max_characters * MAX_BYTES_PER_CHARACTER, LEAST_RUN_BYTES)
+def body_limits(max_bytes: int, max_context: int) -> BodyLimits:
+    """With a context that is not known, texts have no bound of their own."""
+    if not max_context:
+        return BodyLimits(max_bytes)
+    max_run_bytes = max(max_context * MAX_CHARACTERS_PER_TOKEN * MAX_BYTES_PER_CHARACTER, LEAST_RUN_BYTES)
     return BodyLimits(max_bytes, max(MAX_NAMES, max_context), max_run_bytes)
 
 
@@ -140,6 +148,43 @@ async def look_up(request: Request) -> None:
         while (await request.receive())["type"] != "http.disconnect":
             pass  # until the protocol knows it too: it would answer otherwise
         raise ClientDisconnect
+
+
+class BodyReader:
+    """Shared by all requests: bodies in flight are counted together, and bursts begin over several turns of the loop."""
+
+    def __init__(self, config: ServerConfig, max_context: Callable[[], int]) -> None:
+        """`max_context` tells the longest context that is served; 0 while it is not known."""
+        self.turns = Turns()
+        """Of large pieces of work on the event loop."""
+        self._max_bytes = config.max_body_mib << 20
+        self._is_strict = config.strict
+        self._max_context = max_context
+        self._in_flight = BodiesInFlight(IN_FLIGHT * self._max_bytes, has_tenants=config.num_tenants > 1)
+        self._burst = BurstGate()
+
+    async def read(self, request: Request, type_: type[B], refused: Mapping[str, str]) -> tuple[B, tuple[str, ...]]:
+        """The checked body, and the names of its fields that nothing reads; see `parse`."""
+        tenant = exchange_of(request.scope).tenant
+        with open_account(self._in_flight, tenant) as account:
+            data = await read_body(request, body_limits(self._max_bytes, self._max_context()), account)
+            relayed = relayed_of(request)
+            if relayed is not None:
+                data, relayed.resumed = split_body(request, data)
+                RELAYED.set(relayed)
+            if len(data) <= LARGE_BYTES:
+                if len(data) > BYTES_BEGUN:
+                    await self._burst.take(tenant, len(data))
+                    await look_up(request)
+                body, ignored = parse(data, type_, refused)
+            else:
+                async with self.turns.take(tenant):
+                    raw = decode(data)
+                    await yield_to_others()
+                    body, ignored = convert(raw, type_, refused)
+        if ignored and self._is_strict:
+            raise unsupported(ignored[0][:80], "nothing reads it; leave it out")
+        return body, ignored
 
 
 class BoundedRequest(Request):

@@ -142,7 +142,7 @@ class Guard:
             status, body = self._dialect_of(scope["path"], False).error(fault, "")
             await refuse(scope, send, status, body, fault)
             return
-        await SocketSession(self, scope, receive, send, lambda: bool(self.state.front.is_draining)).run()
+        await SocketSession(self, scope, receive, send, lambda: bool(self.state.front.health.is_draining)).run()
 
     def _check(self, scope: Scope) -> None:
         tally = HeaderTally()

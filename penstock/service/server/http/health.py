@@ -8,6 +8,7 @@ from penstock.metrics.exposition import CONTENT_TYPE
 from penstock.service import kv_events
 from penstock.service.server.blocks import offer_of
 from penstock.service.server.front import Front
+from penstock.service.server.front.health import ServerHealth
 from penstock.service.server.http.answer import Json
 from penstock.service.server.http.connection import exchange_of
 
@@ -19,9 +20,9 @@ async def live(request: Request) -> Json:
 
 async def ready(request: Request) -> Json:
     """A token has come through the whole path lately, or was made just now."""
-    front: Front = request.app.state.front
-    is_ready = await front.is_ready()
-    status = "ready" if is_ready else "draining" if front.is_draining else "silent" if front.is_silent else "not ready"
+    state: ServerHealth = request.app.state.front.health
+    is_ready = await state.is_ready()
+    status = "ready" if is_ready else "draining" if state.is_draining else "silent" if state.is_silent else "not ready"
     return Json({"status": status}, 200 if is_ready else 503, [] if is_ready else [(b"retry-after", b"1")])
 
 
@@ -30,7 +31,7 @@ async def health(request: Request) -> Json:
     keys no model is named.
     """
     front: Front = request.app.state.front
-    is_well = front.is_alive and not front.is_draining
+    is_well = front.health.is_alive and not front.health.is_draining
     status: dict[str, Any] = {"status": "ok" if is_well else "unavailable"}
     if front.pool is not None and not front.config.is_keyed:
         status["models"] = {one.name: one.state.value for one in front.pool.residents}
@@ -39,8 +40,8 @@ async def health(request: Request) -> Json:
 
 async def metrics(request: Request) -> Json:
     front: Front = request.app.state.front
-    async with front.turns.take(exchange_of(request.scope).tenant):
-        return PlainText(front.render_metrics().encode(), CONTENT_TYPE, _offer(front, request))
+    async with front.bodies.turns.take(exchange_of(request.scope).tenant):
+        return PlainText(front.counters.render().encode(), CONTENT_TYPE, _offer(front, request))
 
 
 def _offer(front: Front, request: Request) -> list[tuple[bytes, bytes]]:

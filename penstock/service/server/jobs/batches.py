@@ -27,7 +27,7 @@ WINDOW_S = 24 * 3600
 async def create_batch(request: Request) -> Json:
     jobs: Jobs = request.app.state.jobs
     runner: BatchRunner = request.app.state.batch_runner
-    body, _ = await jobs.floor.front.body(request, BatchBody, REFUSED)
+    body, _ = await jobs.floor.front.bodies.read(request, BatchBody, REFUSED)
     caller = caller_of(request)
     tenant = caller.tenant
     if body.endpoint not in ENDPOINTS:
@@ -46,7 +46,7 @@ async def create_batch(request: Request) -> Json:
     )
     if caller.most is not None:
         path = jobs.storage.blobs.path(file.id)
-        max_context = jobs.floor.front.longest_context
+        max_context = jobs.floor.front.models.longest_context
         check_bound(caller.most, *await asyncio.to_thread(batch_bound, path, body.endpoint, max_context))
     await jobs.floor.responses.bills.open(row.id, caller)
     await asyncio.wrap_future(jobs.storage.database.write(lambda transaction: tables.add_batch(transaction, row)))

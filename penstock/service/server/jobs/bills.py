@@ -116,7 +116,7 @@ async def list_bills(request: Request) -> Json:
 async def take_bills(request: Request) -> Json:
     bills: Bills = request.app.state.bills
     owner = exchange_of(request.scope).tenant
-    body, _ = await request.app.state.front.body(request, TakenBody, NO_REFUSED)
+    body, _ = await request.app.state.front.bodies.read(request, TakenBody, NO_REFUSED)
     await asyncio.wrap_future(
         bills.database.write(lambda transaction: tables.take_bills(transaction, owner, body.taken[:MAX_BILLS]))
     )

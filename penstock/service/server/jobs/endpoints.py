@@ -42,11 +42,11 @@ class JobEndpoint(NamedTuple):
 
 
 async def _chat(floor: JobFloor, model: ServedModel, caller: Caller, body: Any) -> LineAnswer:
-    return await _collected(floor.front, await prepare_chat(floor.front, model, caller, body))
+    return await _collected(await prepare_chat(floor.front, model, caller, body))
 
 
 async def _text(floor: JobFloor, model: ServedModel, caller: Caller, body: Any) -> LineAnswer:
-    return await _collected(floor.front, await prepare_text(floor.front, model, caller, body))
+    return await _collected(await prepare_text(floor.front, model, caller, body))
 
 
 async def _embeddings(floor: JobFloor, model: ServedModel, caller: Caller, body: Any) -> LineAnswer:
@@ -57,11 +57,11 @@ async def _embeddings(floor: JobFloor, model: ServedModel, caller: Caller, body:
 async def _response(floor: JobFloor, model: ServedModel, caller: Caller, body: Any) -> LineAnswer:
     items = await all_items(floor.responses, body, caller.tenant)
     prepared, _ = await prepare_response(floor.responses, model, caller, body, items)
-    return await _collected(floor.front, prepared)
+    return await _collected(prepared)
 
 
-async def _collected(front: Front, prepared: Prepared) -> LineAnswer:
-    body = await front.collect(prepared)
+async def _collected(prepared: Prepared) -> LineAnswer:
+    body = await prepared.collect()
     usage = usage_of(prepared.call)
     return LineAnswer(body, LineUsage(usage.num_prompt, usage.num_cached, usage.num_output, usage.num_reasoning))
 

@@ -221,7 +221,7 @@ class BatchRunner:
         try:
             if payer is not None and payer.is_bounded:
                 body = checked_body(ENDPOINTS[row.endpoint], line.body)
-                most = line_bound(row.endpoint, body, line.num_bytes, self.jobs.floor.front.longest_context)
+                most = line_bound(row.endpoint, body, line.num_bytes, self.jobs.floor.front.models.longest_context)
                 caller = replace(caller, most=most)
             answer = await answer_request(self.jobs.floor, row.endpoint, line.body, caller)
             data, usage, is_error = answer_line(line.custom_id, 200, answer.body, request_id), answer.usage, False

@@ -43,7 +43,7 @@ async def processes(request: Request) -> Json:
 
 async def show(request: Request) -> Json:
     front: Front = request.app.state.front
-    body, _ = await front.body(request, NameBody, {})
+    body, _ = await front.bodies.read(request, NameBody, {})
     model = front.models.find(_name(body))
     card = model.card
     architecture = card.family or "unknown"
@@ -68,7 +68,7 @@ async def show(request: Request) -> Json:
 async def pull(request: Request) -> Json:
     """A model that is served is here already. Others are the operator's to fetch: `penstock pull`."""
     front: Front = request.app.state.front
-    body, _ = await front.body(request, NameBody, {})
+    body, _ = await front.bodies.read(request, NameBody, {})
     model = front.models.find(_name(body))
     digest = _digest(model)
     size = model.card.size_bytes
@@ -84,7 +84,7 @@ async def pull(request: Request) -> Json:
 
 async def delete(request: Request) -> Json:
     front: Front = request.app.state.front
-    body, _ = await front.body(request, NameBody, {})
+    body, _ = await front.bodies.read(request, NameBody, {})
     model = front.models.find(_name(body))
     raise invalid(f"{model.name[:80]!r} is being served; stop the server before its files are deleted", "model")
 

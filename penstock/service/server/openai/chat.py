@@ -18,6 +18,7 @@ from penstock.service.server.generation import Caller
 from penstock.service.server.http import sse
 from penstock.service.server.http.call import Call
 from penstock.service.server.http.faults import ApiError
+from penstock.service.server.http.relay import random_hex, unix_time
 from penstock.service.server.openai.calls import FUNCTION_WORDS, TOOL_WORDS
 from penstock.service.server.openai.dialect import DIALECT
 from penstock.service.server.openai.logprobs import chat_entries
@@ -59,9 +60,9 @@ class ChatEncoder:
         tier = "flex" if body.service_tier == "flex" else "default"
         self._tier = {"service_tier": tier} if body.service_tier else {}
         self._head: dict[str, Any] = {
-            "id": front.new_id("chatcmpl-"),
+            "id": f"chatcmpl-{random_hex()}",
             "object": "chat.completion",
-            "created": front.unix_time(),
+            "created": unix_time(),
             "model": model.name,
             "system_fingerprint": front.fingerprint,
         }

@@ -11,6 +11,7 @@ from penstock.service.server.generation import Caller
 from penstock.service.server.http import sse
 from penstock.service.server.http.call import Call
 from penstock.service.server.http.faults import ApiError
+from penstock.service.server.http.relay import random_hex, unix_time
 from penstock.service.server.openai.dialect import DIALECT
 from penstock.service.server.openai.logprobs import CompletionLogprobs
 from penstock.service.server.openai.protocol import REFUSED, CompletionBody
@@ -64,9 +65,9 @@ class CompletionEncoder:
         self._reports_ids = bool(body.return_token_ids)
         self._reports_prompt_logprobs = body.prompt_logprobs is not None
         self._head: dict[str, Any] = {
-            "id": front.new_id("cmpl-"),
+            "id": f"cmpl-{random_hex()}",
             "object": "text_completion",
-            "created": front.unix_time(),
+            "created": unix_time(),
             "model": model.name,
             "system_fingerprint": front.fingerprint,
         }

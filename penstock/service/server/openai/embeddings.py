@@ -13,7 +13,7 @@ from penstock.service.server.front import Front
 from penstock.service.server.generation import Caller
 from penstock.service.server.http.answer import Json
 from penstock.service.server.http.faults import Overflow, invalid
-from penstock.service.server.http.relay import RELAYED
+from penstock.service.server.http.relay import RELAYED, random_hex
 from penstock.service.server.openai.protocol import REFUSED, EmbeddingBody, RerankBody
 from penstock.service.server.prepare import check_bound, prompts_of
 from penstock.service.server.served import ServedModel
@@ -50,7 +50,7 @@ async def rerank(request: Request) -> Json:
     results: list[dict[str, Any]] = [{"index": index, "relevance_score": scores[index]} for index in order]
     if body.return_documents:
         results = [result | {"document": {"text": texts[result["index"]]}} for result in results]
-    return Json({"id": front.new_id("rerank-"), "model": model.name, "results": results, "usage": _usage(prompts)})
+    return Json({"id": f"rerank-{random_hex()}", "model": model.name, "results": results, "usage": _usage(prompts)})
 
 
 def check_embeds(model: ServedModel) -> int:

@@ -1,12 +1,14 @@
 """From OpenAI's bodies of chats and completions to a generation."""
 
+import re
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 from penstock.service.server.dialect import AnswerEncoder
 from penstock.service.server.generation import (
     Beams,
     CacheHints,
+    CachePin,
     Chat,
     ChatMessage,
     Delivery,
@@ -19,7 +21,6 @@ from penstock.service.server.generation import (
 from penstock.service.server.http.faults import invalid, unsupported
 from penstock.service.server.names import OPENAI_NAMES, checked_name
 from penstock.service.server.openai.best import BestOf
-from penstock.service.server.openai.caching import cache_hints
 from penstock.service.server.openai.forms import output_form
 from penstock.service.server.openai.protocol import (
     ChatBody,
@@ -36,6 +37,10 @@ WORDS = {"text": "text", "input_text": "text", "refusal": "refusal"}
 """Where a part of each type has its words."""
 RESULTS = {"tool": "tool_call_id", "function": "name"}
 """Roles of messages that carry a call's result, and the field that names the call."""
+RETENTION_S = {"in_memory": None, "in-memory": None, "24h": 24 * 3600.0}
+"""How long the prompt is kept on purpose; None for as long as there is room."""
+_TTL = re.compile(r"([1-9][0-9]{0,5})(s|m|h)")
+_UNIT_S = {"s": 1.0, "m": 60.0, "h": 3600.0}
 MAX_STOPS = 4
 """Values that OpenAI takes."""
 
@@ -269,3 +274,26 @@ def _refuse_what_is_not_served(body: ChatBody) -> None:
         raise unsupported("verbosity", "ask for the length in the messages")
     if body.store:
         raise unsupported("store", "answers are not kept; send false")
+
+
+class CachingFields(Protocol):
+    prompt_cache_key: str | None
+    prompt_cache_retention: str | None
+    prompt_cache_options: dict[str, Any] | None
+
+
+def cache_hints(body: CachingFields, num_messages: int, salt: str = "") -> CacheHints:
+    """A key that says which requests begin alike, and how long a prompt is kept."""
+    ttl_s = None
+    if body.prompt_cache_retention is not None:
+        if body.prompt_cache_retention not in RETENTION_S:
+            raise invalid("prompt_cache_retention must be in_memory or 24h", "prompt_cache_retention")
+        ttl_s = RETENTION_S[body.prompt_cache_retention]
+    ttl = (body.prompt_cache_options or {}).get("ttl")
+    if ttl is not None:
+        found = _TTL.fullmatch(ttl) if isinstance(ttl, str) else None
+        if found is None:
+            raise invalid('prompt_cache_options.ttl must be a duration such as "30m"', "prompt_cache_options.ttl")
+        ttl_s = int(found.group(1)) * _UNIT_S[found.group(2)]
+    pins = () if ttl_s is None else (CachePin(num_messages, ttl_s),)
+    return CacheHints(salt=salt, key=body.prompt_cache_key or "", pins=pins)

@@ -27,7 +27,7 @@ async def list_sessions(request: Request) -> Json:
 
 async def order_session(request: Request) -> Json:
     front = _front(request)
-    body, _ = await front.body(request, SessionBody, {})
+    body, _ = await front.bodies.read(request, SessionBody, {})
     return Json(await _order(front, body.action, body.session, body.seconds))
 
 

@@ -129,7 +129,7 @@ class BackgroundResponses:
         while not prepared.model.client.is_ready:
             await asyncio.sleep(RETRY_S)
         try:
-            with self._front.running(prepared):
+            with prepared.running():
                 log.add(encoder.opening(call))
                 while not call.is_over:
                     data = encoder.reporting(await call.news())

@@ -9,6 +9,7 @@ from starlette.requests import Request
 
 from penstock.service.server.front import tenant_of
 from penstock.service.server.http.answer import Json
+from penstock.service.server.http.relay import random_hex
 from penstock.service.server.responses.items import input_items
 from penstock.service.server.responses.protocol import ConversationBody, ConversationItemsBody, Item
 from penstock.service.server.responses.routes import page_of
@@ -18,8 +19,8 @@ from penstock.service.store.responses import ConversationRow
 
 async def create_conversation(request: Request) -> Json:
     service: Responses = request.app.state.responses
-    body, _ = await service.front.body(request, ConversationBody, {})
-    row = ConversationRow(service.front.new_id("conv_"), tenant_of(request), int(time.time()), _text(body.metadata))
+    body, _ = await service.front.bodies.read(request, ConversationBody, {})
+    row = ConversationRow(f"conv_{random_hex()}", tenant_of(request), int(time.time()), _text(body.metadata))
     await service.kept.put_conversation(row, input_items(body.items or []))
     return Json(_value(row))
 
@@ -32,7 +33,7 @@ async def retrieve_conversation(request: Request) -> Json:
 async def update_conversation(request: Request) -> Json:
     service: Responses = request.app.state.responses
     row = await _conversation(service, request)
-    body, _ = await service.front.body(request, ConversationBody, {})
+    body, _ = await service.front.bodies.read(request, ConversationBody, {})
     row = row._replace(metadata=_text(body.metadata))
     await service.kept.put_conversation(row)
     return Json(_value(row))
@@ -54,7 +55,7 @@ async def list_items(request: Request) -> Json:
 async def add_items(request: Request) -> Json:
     service: Responses = request.app.state.responses
     row = await _conversation(service, request)
-    body, _ = await service.front.body(request, ConversationItemsBody, {})
+    body, _ = await service.front.bodies.read(request, ConversationItemsBody, {})
     items = input_items(body.items)
     await asyncio.wrap_future(service.kept.add_items(row.id, items))
     return Json(_list(items))

@@ -16,7 +16,7 @@ from penstock.service.server.generation import (
 )
 from penstock.service.server.http.faults import invalid, unsupported
 from penstock.service.server.names import OPENAI_NAMES, checked_name
-from penstock.service.server.openai.caching import cache_hints
+from penstock.service.server.openai.request import cache_hints
 from penstock.service.server.openai.tools import tool_choice_of
 from penstock.service.server.responses.items import messages_of
 from penstock.service.server.responses.protocol import FunctionTool, InputBody, Item, ResponseBody

@@ -106,12 +106,9 @@ class BeamCall(Call):
                     raise Failure(delta.finish)
 
 
-def call_of(
-    model: ServedModel, prompts: Sequence[tuple[int, ...]], parameters: CallParameters, beams: Beams | None
-) -> Call:
-    """The call of a model: a beam search where one is asked for."""
-    if beams is None:
-        return Call(model.client, model.tokenizer, prompts, parameters)
+def beam_search(
+    model: ServedModel, prompts: Sequence[tuple[int, ...]], parameters: CallParameters, beams: Beams
+) -> BeamCall:
     asked = parameters.sampling
     if asked.grammar is not None or asked.logprobs is not None or asked.banned_sequences:
         fault = "a beam search with a grammar, tools, bad_words or logprobs is not supported; leave one of them out"

@@ -18,7 +18,9 @@ from penstock.service.server.served import ServedModel
 from penstock.service.server.ui.flags import words_of
 from penstock.service.server.ui.ledger import RequestRecord
 from penstock.service.server.ui.live import MAX_READERS, summary
+from penstock.service.server.ui.pages import Pages
 from penstock.service.server.ui.stream import EventAnswer
+from penstock.service.server.ui.tools import Tools
 from penstock.service.server.ui.waterfall import waterfall
 from penstock.tools.cost.hardware import HARDWARE
 
@@ -67,6 +69,11 @@ def _front(request: Request) -> Front:
     return front
 
 
+def _tools(request: Request) -> Tools:
+    tools: Tools = request.app.state.pages.tools
+    return tools
+
+
 def _model(request: Request) -> ServedModel:
     """The one that is looked at: named by `?model=`, else the first."""
     return _front(request).models.find(request.query_params.get("model"))
@@ -93,7 +100,7 @@ async def about(request: Request) -> Json:
     front, model = _front(request), _model(request)
     facts = model.client.facts
     is_open = facts is not None and model.client.is_ready and model.is_open
-    state = "draining" if front.is_draining else "ready" if is_open or front.pool is not None else "loading"
+    state = "draining" if front.health.is_draining else "ready" if is_open or front.pool is not None else "loading"
     return Json(
         {
             "version": front.version,
@@ -121,8 +128,9 @@ async def about(request: Request) -> Json:
 
 async def events(request: Request) -> EventAnswer:
     """The dashboard's stream, some times a second."""
-    model, tenant, refusals = _model(request), _tenant(request), _front(request).refusals
-    live, adapters, power = model.live, _front(request).models.adapters, _front(request).power
+    pages: Pages = request.app.state.pages
+    model, tenant, refusals, power = _model(request), _tenant(request), pages.refusals, pages.power
+    live, adapters = model.live, _front(request).models.adapters
     is_based = adapters is not None and live is _front(request).models.first.live
     if live.num_readers >= MAX_READERS:
         raise busy("many pages watch already; close one", 5)
@@ -175,7 +183,7 @@ async def show_request(request: Request) -> Json:
 
 
 async def cancel_request(request: Request) -> Json:
-    await _front(request).body(request, EmptyBody, {})
+    await _front(request).bodies.read(request, EmptyBody, {})
     record = _record(request)
     call = _model(request).live.ledger.calls.get(record.request_id)
     if call is not None:
@@ -193,12 +201,12 @@ async def list_requests(request: Request) -> Json:
 async def simulate(request: Request) -> EventAnswer:
     """Progress as it goes, then the result."""
     front = _front(request)
-    body, _ = await front.body(request, ToolBody, {})
+    body, _ = await front.bodies.read(request, ToolBody, {})
     words, client = words_of("simulate", body.flags), _client(request)
     task = {"task": "simulate", "words": words, "frames": body.frames}
 
     async def source() -> AsyncIterator[tuple[str, Any]]:
-        async for line in front.tools.run(client, f"simulate {body.lane}", task):
+        async for line in _tools(request).run(client, f"simulate {body.lane}", task):
             name = "result" if "result" in line else "progress"
             yield name, line[name]
 
@@ -207,19 +215,19 @@ async def simulate(request: Request) -> EventAnswer:
 
 async def plan(request: Request) -> Json:
     front = _front(request)
-    body, _ = await front.body(request, ToolBody, {})
+    body, _ = await front.bodies.read(request, ToolBody, {})
     flags = dict(body.flags)
     model = flags.pop("model", "llama-3.1-8b")
     if model not in CONFIGS:
         raise invalid(f"{str(model)[:60]!r} is no known model", "flags")
     task = {"task": "command", "words": ["plan", str(model), *words_of("plan", flags), "--json"]}
-    return Json(await front.tools.result(_client(request), f"plan {body.lane}", task))
+    return Json(await _tools(request).result(_client(request), f"plan {body.lane}", task))
 
 
 async def bench(request: Request) -> EventAnswer:
     """This very server over its own socket, or one that the operator named: how it comes along, then the report."""
     front = _front(request)
-    body, _ = await front.body(request, BenchBody, {})
+    body, _ = await front.bodies.read(request, BenchBody, {})
     client = _client(request)
     if not body.target:
         host, port = request.scope["server"]
@@ -233,7 +241,7 @@ async def bench(request: Request) -> EventAnswer:
     task = {"task": "bench", "words": [address, *words_of("bench", body.flags)], "key": key}
 
     async def source() -> AsyncIterator[tuple[str, Any]]:
-        async for line in front.tools.run(client, f"bench {body.lane}", task):
+        async for line in _tools(request).run(client, f"bench {body.lane}", task):
             name = "result" if "result" in line else "progress"
             yield name, line[name]
 
@@ -243,9 +251,9 @@ async def bench(request: Request) -> EventAnswer:
 async def blocks(request: Request) -> Json:
     """The same sequences in reservations and in a real pool's blocks."""
     front = _front(request)
-    body, _ = await front.body(request, BlocksBody, {})
+    body, _ = await front.bodies.read(request, BlocksBody, {})
     task = {"task": "blocks", "inputs": msgspec.structs.asdict(body)}
-    return Json(await front.tools.result(_client(request), "blocks", task))
+    return Json(await _tools(request).result(_client(request), "blocks", task))
 
 
 async def show_block(request: Request) -> Json:
@@ -330,18 +338,18 @@ async def prefixes(request: Request) -> Json:
 async def machine(request: Request) -> Json:
     """What this machine reaches; measured, some seconds long, when first asked for. Null if it is not known and may not be."""
     front, client = _front(request), _client(request)
-    body, _ = await front.body(request, MachineBody, {})
-    known = await front.tools.result(client, "machine", {"task": "machine", "measures": False})
+    body, _ = await front.bodies.read(request, MachineBody, {})
+    known = await _tools(request).result(client, "machine", {"task": "machine", "measures": False})
     if known is not None or not body.measures:
         return Json(known)
     _need_idle(front)
-    return Json(await front.tools.result(client, "machine", {"task": "machine", "measures": True}))
+    return Json(await _tools(request).result(client, "machine", {"task": "machine", "measures": True}))
 
 
 async def profile(request: Request) -> Json:
     """What `penstock profile step --json` prints of the model that is served, by a process of its own beside this one."""
     front, model = _front(request), _model(request)
-    body, _ = await front.body(request, ToolBody, {})
+    body, _ = await front.bodies.read(request, ToolBody, {})
     words, config = words_of("profile", body.flags), model.client.config.model
     facts = model.client.facts
     if facts is not None and facts.device.startswith("cuda"):
@@ -351,11 +359,11 @@ async def profile(request: Request) -> Json:
         )
     _need_idle(front)
     task = {"task": "profile", "words": words, "model": msgspec.to_builtins(config)}
-    return Json(await front.tools.result(_client(request), "profile", task))
+    return Json(await _tools(request).result(_client(request), "profile", task))
 
 
 def _need_idle(front: Front) -> None:
-    if front.num_open:
+    if front.health.num_open:
         message = (
             "answers are being written: what is measured now would be too little; try again when the server is idle"
         )

@@ -33,7 +33,7 @@ async def list_calculators(request: Request) -> Json:
 
 async def run_calculator(request: Request) -> Json:
     front: Front = request.app.state.front
-    body, _ = await front.body(request, CalculateBody, {})
+    body, _ = await front.bodies.read(request, CalculateBody, {})
     name = request.path_params["name"]
     if name not in CALCULATORS:
         raise ApiError(ErrorKind.NOT_FOUND, f"there is no calculator {name[:40]!r}", code="not_found")
@@ -58,7 +58,7 @@ async def advice(request: Request) -> Json:
 
 async def check_settings(request: Request) -> Json:
     front: Front = request.app.state.front
-    body, _ = await front.body(request, LintBody, {})
+    body, _ = await front.bodies.read(request, LintBody, {})
     try:
         return Json({"findings": findings_data(lint(setup_of(body.settings)))})
     except (ConfigError, TypeError, ValueError) as error:

@@ -37,8 +37,8 @@ class StreamsBody(msgspec.Struct, kw_only=True):
 async def stream_chats(request: Request) -> EventAnswer:
     """Events `begin` (its request id), `chunk` (events of a chat completion as they come) and `end`, each with its index."""
     front: Front = request.app.state.front
-    front.check_open()
-    body, _ = await front.body(request, StreamsBody, {})
+    front.health.check_open()
+    body, _ = await front.bodies.read(request, StreamsBody, {})
     chats = [convert(one, ChatBody, REFUSED)[0] for one in body.bodies]
     caller = caller_of(request)
 
@@ -75,7 +75,7 @@ async def _answer(
         async with front.having(model):
             model.admission.enter(caller.tenant)
             try:
-                await _tell(front, await prepare_chat(front, model, caller, chat), scope, partial(_put, news, index))
+                await _tell(await prepare_chat(front, model, caller, chat), scope, partial(_put, news, index))
             finally:
                 model.admission.leave(caller.tenant)
         news.put_nowait(("end", {"index": index}))
@@ -87,10 +87,10 @@ async def _answer(
         news.put_nowait(None)
 
 
-async def _tell(front: Front, prepared: Prepared, scope: dict[str, Any], put: Callable[[str, Any], None]) -> None:
+async def _tell(prepared: Prepared, scope: dict[str, Any], put: Callable[[str, Any], None]) -> None:
     model, encoder = prepared.model, prepared.encoder
     ledger = model.live.ledger
-    with front.running(prepared) as call:
+    with prepared.running() as call:
         ledger.enter(call, scope)
         try:
             put("begin", {"request_id": exchange_of(scope).name})

@@ -102,12 +102,6 @@ class Tools:
                 return line["result"]
         raise ApiError(ErrorKind.INTERNAL, "the run ended without a result; the fault is ours")
 
-    def close(self) -> None:
-        for job in self._jobs.values():
-            job.kill()
-        if self._spare is not None and self._spare.returncode is None:
-            self._spare.kill()
-
     async def _lines(self, job: ToolJob, task: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
         if job.is_superseded:
             raise _superseded()

@@ -20,7 +20,7 @@ DIALECTS = (
 OURS = ("/app/", "/livez", "/readyz", "/health", "/metrics", "/version", "/docs", "/openapi.json", "/assets", "/icon")
 HEAD = """# What is supported, by dialect
 
-Made by `python -m penstock.service.server.support`; a test holds it to the code. Fields that stand nowhere here are ignored,
+Made by `python -m tools.dialects`; a test holds it to the code. Fields that stand nowhere here are ignored,
 and named in the answer's `x-penstock-ignored` header; `strict=true` refuses them. Judge any server with `penstock conform URL`.
 """
 

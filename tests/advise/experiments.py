@@ -1,10 +1,9 @@
 """Guided experiments: what to change of one base, what to look for, and what must hold. Flags are those of `penstock simulate`.
 
-Nothing here simulates; the cockpit's presets, the tests and whoever reads take the same flags.
+They are those of the cockpit (`web/src/data/experiments.ts`).
 """
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 BASE = "--model llama-3.1-8b --hardware h100 --rate 10 --num-requests 600 --shared-prefix 2000 --prompts 80 --max-context 8192"
 WAIT = "--max-waiting 100000 max-waiting-tokens=1000000000"
@@ -119,10 +118,3 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "all far below the 8B; int8 carries more than 1.3 times as much; int4 the most tokens, but none good",
     ),
 )
-
-
-def experiments_data() -> list[dict[str, Any]]:
-    return [
-        asdict(one) | {"base": BASE, "runs": [asdict(run) | {"command": run.command} for run in one.runs]}
-        for one in EXPERIMENTS
-    ]
