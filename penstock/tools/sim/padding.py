@@ -9,7 +9,7 @@ from penstock.tools.cost.cost import Cost
 
 @dataclass
 class PaddedCost:
-    """Seconds of padded batches by another cost. Counts tokens asked for and computed, and those whose KV was needed and read."""
+    """Seconds of padded batches by another cost. Counts what was asked for and what was done: tokens computed, KV read."""
 
     cost: Cost
     num_asked: int = 0
