@@ -14,7 +14,7 @@ from penstock.errors import ConfigError
 C = TypeVar("C")
 
 FINAL_FLAGS = ("--help", "--print-config")
-SETTING = re.compile(r"[a-z][\w-]*=", re.IGNORECASE)
+NAMED = re.compile(r"[a-z][\w-]*=", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +41,11 @@ def parse(config: type, words: Sequence[str]) -> Arguments:
         if word == "--":
             places.extend(remaining)
         elif word == "-" or not word.startswith("-"):
-            setting = _setting(flags, word)
-            if setting is None:
+            named = _named(flags, word)
+            if named is None:
                 places.append(word)
             else:
-                values[setting.name] = _set(setting, values.get(setting.name, ()), word.partition("=")[2])
+                values[named.name] = _set(named, values.get(named.name, ()), word.partition("=")[2])
         elif word in ("-h", "--help"):
             return Arguments({}, wants_help=True)
         elif word == "--print-config":
@@ -123,26 +123,31 @@ def _unknown(name: str, flags: Sequence[Flag], switches: Mapping[str, object]) -
     return ConfigError(f"unknown flag {name}{suggestion(name, (*switches, *FINAL_FLAGS)) or '; see --help'}")
 
 
-def _setting(flags: Sequence[Flag], word: str) -> Flag | None:
-    """The setting that `NAME=VALUE` sets; None for other words. A name that none has is an error, except among free texts."""
-    if not SETTING.match(word):
+def _named(flags: Sequence[Flag], word: str) -> Flag | None:
+    """What `NAME=VALUE` sets: a setting, or a flag without its dashes; None for other words.
+
+    Among free texts it is a setting or a text; elsewhere a name that nothing has is an error.
+    """
+    if not NAMED.match(word):
         return None
     name = word.partition("=")[0]
-    found = next((flag for flag in flags if flag.is_setting and flag.key == name), None)
-    if found is None and not any(flag.is_free_text for flag in flags):
-        hint = suggestion(name, (flag.label for flag in flags if not flag.is_positional)) or "; see --help"
+    takes_text = any(flag.is_free_text for flag in flags)
+    known = [flag for flag in flags if not flag.is_positional and (flag.is_setting or not takes_text)]
+    found = next((flag for flag in known if flag.key == name), None)
+    if found is None and not takes_text:
+        hint = suggestion(name, (flag.label for flag in known)) or "; see --help"
         raise ConfigError(f"unknown setting {name}{hint} (if it is no setting: -- {word})")
     return found
 
 
-def _set(setting: Flag, so_far: tuple[Any, ...], text: str) -> Any:
-    is_empty = not text and setting.empty is not MISSING
-    return setting.empty if is_empty else _joined(setting, so_far, text)
+def _set(flag: Flag, so_far: tuple[Any, ...], text: str) -> Any:
+    is_empty = not text and flag.empty is not MISSING
+    return flag.empty if is_empty else _joined(flag, so_far, text)
 
 
 def _is_mistakable(place: str) -> bool:
     """Whether a positional word looks like a flag, or like a setting."""
-    return place.startswith("-") or bool(SETTING.match(place))
+    return place.startswith("-") or bool(NAMED.match(place))
 
 
 def _word(item: str) -> str:

@@ -181,7 +181,17 @@ def test_a_name_is_a_flag_of_all_commands_or_of_none_and_there_are_not_too_many(
             ["stall-s=2.5", "strict=true", "bench-target=http://a", "bench-target=http://b"],
             (2.5, True, ("http://a", "http://b")),
         ),
-        (["--max-sequences=4", "stall-s=9", "stall-s=2.5", "bench-target=http://a", "bench-target="], (2.5, False, ())),
+        (
+            [
+                "--max-sequences=4",
+                "max-sequences=8",
+                "stall-s=9",
+                "stall-s=2.5",
+                "bench-target=http://a",
+                "bench-target=",
+            ],
+            (2.5, False, ()),
+        ),
     ],
 )
 def test_a_setting_is_a_word_of_its_own_and_comes_back_as_one(words: list[str], found: tuple[Any, ...]) -> None:
@@ -203,7 +213,7 @@ def test_the_dashes_of_a_setting_are_refused_in_a_sentence_that_says_how_it_is_w
     [
         ("stal-s=5", "unknown setting stal-s; did you mean stall-s? (if it is no setting: -- stal-s=5)"),
         ("stall_s=5", "unknown setting stall_s; did you mean stall-s?"),
-        ("max-sequences=5", "unknown setting max-sequences; did you mean --max-sequences?"),
+        ("max-sequenses=5", "unknown setting max-sequenses; did you mean --max-sequences?"),
         ("xyzzy=a b", "unknown setting xyzzy; see --help (if it is no setting: -- xyzzy=a b)"),
     ],
 )
