@@ -15,6 +15,8 @@ from penstock.console.args import arguments_of, build, parse
 from penstock.console.flags import by_tables, flags_of
 from penstock.console.help import command_help
 from penstock.errors import ConfigError
+from penstock.service.server.ui.flags import COMMANDS as PAGE_FLAGS
+from penstock.service.server.ui.flags import words_of
 from tests.cli import orchard
 
 ROOT = Path(__file__).parents[2]
@@ -252,3 +254,13 @@ def test_the_pages_know_which_words_are_settings() -> None:
     named = set(" ".join(re.findall(r'"([^"]+)"', listed)).split()) - {" "}
     assert len(named) > 20
     assert named <= {flag.key for config in every_config() for flag in flags_of(config) if flag.is_setting}
+
+
+def test_what_a_page_sets_is_what_its_command_takes() -> None:
+    names = {"simulate": "simulate", "plan": "plan", "bench": "bench", "profile": "profile step"}
+    for command, rules in PAGE_FLAGS.items():
+        config = import_module(COMMANDS[names[command]].module).Config
+        assert set(rules) <= {flag.key for flag in flags_of(config)}
+    words = words_of("simulate", {"rate": 3.5, "overlap": False, "model": "llama-3.1-8b", "kv": "fp8"})
+    found = {"rate": 3.5, "overlap": False, "model": "llama-3.1-8b", "kv": "fp8"}
+    assert parse(import_module(COMMANDS["simulate"].module).Config, words).values == found
