@@ -332,7 +332,7 @@ class ClusterConfig:
     max_replicas: int = 1
     """Most replicas"""
     pending_target: float | None = None
-    """Pending requests per replica above which another is started (default: 16, with --ttft-target-s 64)"""
+    """Pending requests per replica above which another is started (default: 16, with ttft-target-s 64)"""
     kv_target: float | None = None
     """Share of a replica's KV blocks in use above which another is started (default: none is because of them)"""
     ttft_target_s: float | None = None

@@ -52,7 +52,7 @@ def run(config: Config) -> int:
         verdict = "carries the watermark" if is_found else "shows no watermark"
         print(f"the text {verdict}: z = {evidence.z:.2f} over {evidence.num_best} of {evidence.num_tokens} tokens")
         print(
-            f"a text without it reaches that in {evidence.p:.2g} of cases, at most, all {evidence.num_tried:,} places tried"
+            f"a text without it reaches that with a chance of {evidence.p:.2g} at most, over {evidence.num_tried:,} places"
         )
     return 0 if is_found else 1
 

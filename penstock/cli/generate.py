@@ -60,7 +60,7 @@ class Config:
 
     SETTINGS: ClassVar[tuple[str, ...]] = ("best_of",)
 
-    prompts: tuple[str, ...] = field(default=(), metadata={"positional": True})
+    prompts: tuple[str, ...] = field(default=(), metadata={"positional": True, "free_text": True})
     """Texts to continue; quote them (default: read from the standard input)"""
     file: Path | None = None
     """File of prompts: one a line, or JSON lines with a "prompt" each"""

@@ -3,6 +3,7 @@
 Owns the grammar of a command line. What a flag is and takes lies in `flags`; files and screens are not known here.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from typing import Any, TypeVar, get_type_hints
@@ -13,6 +14,7 @@ from penstock.errors import ConfigError
 C = TypeVar("C")
 
 FINAL_FLAGS = ("--help", "--print-config")
+NAMED = re.compile(r"[a-z][\w-]*=", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +41,11 @@ def parse(config: type, words: Sequence[str]) -> Arguments:
         if word == "--":
             places.extend(remaining)
         elif word == "-" or not word.startswith("-"):
-            named = _named(flags, word, values)
+            named = _named(flags, word)
             if named is None:
                 places.append(word)
             else:
-                values.update(named)
+                values[named.name] = _set(named, values.get(named.name, ()), word.partition("=")[2])
         elif word in ("-h", "--help"):
             return Arguments({}, wants_help=True)
         elif word == "--print-config":
@@ -80,8 +82,7 @@ def arguments_of(config: object) -> list[str]:
     """The shortest command line that builds this very config."""
     words: list[str] = []
     places: list[str] = []
-    flags = flags_of(type(config))
-    for flag in flags:
+    for flag in flags_of(type(config)):
         value = flag.value_in(config)
         if value == flag.default:
             continue
@@ -97,8 +98,7 @@ def arguments_of(config: object) -> list[str]:
         else:
             for item in items:
                 words.extend([f"--{flag.switch}={item}"] if item.startswith("-") else [f"--{flag.switch}", item])
-    is_mistakable = any(place.startswith("-") or _is_named(flags, place) for place in places)
-    return [*words, *(["--"] if is_mistakable else []), *places]
+    return [*words, *(["--"] if any(map(_is_mistakable, places)) else []), *places]
 
 
 def _switches(flags: Sequence[Flag]) -> dict[str, tuple[Flag | None, bool]]:
@@ -123,18 +123,31 @@ def _unknown(name: str, flags: Sequence[Flag], switches: Mapping[str, object]) -
     return ConfigError(f"unknown flag {name}{suggestion(name, (*switches, *FINAL_FLAGS)) or '; see --help'}")
 
 
-def _named(flags: Sequence[Flag], word: str, so_far: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What `NAME=VALUE` sets of a setting, or of a flag without its dashes; None for any other word."""
-    name, has_value, text = word.partition("=")
-    flag = next((one for one in flags if one.key == name and not one.is_positional), None)
-    if not has_value or flag is None:
+def _named(flags: Sequence[Flag], word: str) -> Flag | None:
+    """What `NAME=VALUE` sets: a setting, or a flag without its dashes; None for other words.
+
+    Among free texts it is a setting or a text; elsewhere a name that nothing has is an error.
+    """
+    if not NAMED.match(word):
         return None
+    name = word.partition("=")[0]
+    takes_text = any(flag.is_free_text for flag in flags)
+    known = [flag for flag in flags if not flag.is_positional and (flag.is_setting or not takes_text)]
+    found = next((flag for flag in known if flag.key == name), None)
+    if found is None and not takes_text:
+        hint = suggestion(name, (flag.label for flag in known)) or "; see --help"
+        raise ConfigError(f"unknown setting {name}{hint} (if it is no setting: -- {word})")
+    return found
+
+
+def _set(flag: Flag, so_far: tuple[Any, ...], text: str) -> Any:
     is_empty = not text and flag.empty is not MISSING
-    return {flag.name: flag.empty if is_empty else _joined(flag, so_far.get(flag.name, ()), text)}
+    return flag.empty if is_empty else _joined(flag, so_far, text)
 
 
-def _is_named(flags: Sequence[Flag], word: str) -> bool:
-    return "=" in word and any(word.startswith(f"{flag.key}=") for flag in flags if not flag.is_positional)
+def _is_mistakable(place: str) -> bool:
+    """Whether a positional word looks like a flag, or like a setting."""
+    return place.startswith("-") or bool(NAMED.match(place))
 
 
 def _word(item: str) -> str:

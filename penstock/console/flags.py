@@ -41,6 +41,8 @@ class Flag:
     is_many: bool
     is_optional: bool
     is_positional: bool
+    is_free_text: bool
+    """Any words at all: of those with a `=`, only the settings' are not its."""
     metavar: str
     word: str = ""
     """How a command line calls it, where that is not how a file does: one item of what the field holds many of."""
@@ -191,6 +193,7 @@ def _leaves(config: type, base: Any, tables: tuple[str, ...]) -> Iterator[Flag]:
                 is_many=is_many,
                 is_optional=is_optional,
                 is_positional=is_positional,
+                is_free_text=bool(declared.metadata.get("free_text", False)),
                 metavar=declared.metadata.get("metavar", metavar),
                 word=declared.metadata.get("flag", ""),
             )

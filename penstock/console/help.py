@@ -19,7 +19,8 @@ COMMON_ROWS = (
     ("--config FILE", "Read settings from a TOML or JSON file; flags win over it, later files over earlier"),
     ("--print-config", "Print the settings in force as a config file, and end"),
     ("--no-NAME", "Clear what a config file set for the flag NAME, where it may be empty"),
-    ("NAME=VALUE", "Set what the same line of a config file would, for every flag and setting"),
+    ("NAME=VALUE", "Set what the same line of a config file would: settings, and flags where no text is taken"),
+    ("-- WORD", "Take WORD as it is, also where it looks like a flag or like NAME=VALUE"),
     ("--help", "Print this help, and end"),
 )
 

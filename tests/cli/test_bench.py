@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from penstock.cli.bench.config import BenchLoad, BenchTarget, Config, PromptLengths, ReplayedTrace, parse_slo
+from penstock.cli.bench.sweep import table_of
 from penstock.cli.bench.traffic import load_words, open_trace
 from penstock.cli.main import main
 from penstock.errors import ConfigError
@@ -243,5 +244,10 @@ def test_a_sweep_measures_each_number_of_users_and_tells_them_in_one_table(serve
     table = capsys.readouterr().out
     assert "users" in table
     assert "more tokens/s" in table
+    slower = {
+        users: {"headlines": {"output_tokens_per_s": {"mean": rate}}, "verdict": ""}
+        for users, rate in ((1, 30.0), (2, 24.0))
+    }
+    assert [row[-2] for row in table_of(slower)[1]] == [None, "-20 %"]
     assert main(["bench", server.url, "--sweep", "1,two"]) == 2
     assert main(["bench", server.url, "--sweep", "1,2", "--rate", "3"]) == 2

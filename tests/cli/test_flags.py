@@ -9,14 +9,24 @@ from typing import Any, Literal, get_type_hints
 import pytest
 
 from penstock import config as configs
-from penstock.cli import serve
+from penstock.cli import generate, serve
 from penstock.cli.main import COMMANDS
 from penstock.console.args import arguments_of, build, parse
 from penstock.console.flags import by_tables, flags_of
 from penstock.console.help import command_help
 from penstock.errors import ConfigError
+from penstock.service.server.ui.flags import COMMANDS as PAGE_FLAGS
+from penstock.service.server.ui.flags import words_of
 from tests.cli import orchard
 
+ROOT = Path(__file__).parents[2]
+TEXTS = {
+    "penstock": {".py", ".cpp", ".cu", ".h"},
+    "docs": {".md", ".py"},
+    "web/src": {".ts", ".tsx"},
+    "deploy": {".yaml", ".yml", ".toml", ".tpl", ".cpu", ".cuda"},
+}
+"""Where people read how a setting is written, by the kinds of files there."""
 MOST_FLAGS = 150
 """Distinct ones over all commands. A new flag replaces one, or is a setting."""
 ALL_CONFIGS = [value for value in vars(configs).values() if isinstance(value, type) and is_dataclass(value)] + [
@@ -173,7 +183,17 @@ def test_a_name_is_a_flag_of_all_commands_or_of_none_and_there_are_not_too_many(
             ["stall-s=2.5", "strict=true", "bench-target=http://a", "bench-target=http://b"],
             (2.5, True, ("http://a", "http://b")),
         ),
-        (["--max-sequences=4", "max-sequences=8", "stall-s=2.5"], (2.5, False, ())),
+        (
+            [
+                "--max-sequences=4",
+                "max-sequences=8",
+                "stall-s=9",
+                "stall-s=2.5",
+                "bench-target=http://a",
+                "bench-target=",
+            ],
+            (2.5, False, ()),
+        ),
     ],
 )
 def test_a_setting_is_a_word_of_its_own_and_comes_back_as_one(words: list[str], found: tuple[Any, ...]) -> None:
@@ -188,3 +208,59 @@ def test_the_dashes_of_a_setting_are_refused_in_a_sentence_that_says_how_it_is_w
         with pytest.raises(ConfigError, match=r"write (stall-s|strict)=VALUE"):
             parse(serve.Config, words)
     assert parse(serve.Config, ["--", "stall-s=2"]).values == {"model": "stall-s=2"}
+
+
+@pytest.mark.parametrize(
+    ("word", "fault"),
+    [
+        ("stal-s=5", "unknown setting stal-s; did you mean stall-s? (if it is no setting: -- stal-s=5)"),
+        ("stall_s=5", "unknown setting stall_s; did you mean stall-s?"),
+        ("max-sequenses=5", "unknown setting max-sequenses; did you mean --max-sequences?"),
+        ("xyzzy=a b", "unknown setting xyzzy; see --help (if it is no setting: -- xyzzy=a b)"),
+    ],
+)
+def test_a_setting_that_does_not_exist_is_no_model(word: str, fault: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse(serve.Config, [word])
+    assert fault in str(caught.value)
+    for given in ([f"./{word}"], ["--", word]):
+        assert parse(serve.Config, given).values == {"model": given[-1]}
+
+
+@pytest.mark.parametrize("text", ["n=3 is prime", "n=3", "seed=7", "model=x", "max-tokens=4", "bst-of=3", "--=", "é=1"])
+def test_a_prompt_is_a_prompt_unless_it_is_a_setting(text: str) -> None:
+    words = ["--", text] if text.startswith("-") else [text]
+    assert parse(generate.Config, [*words]).values == {"prompts": (text,)}
+    made = generate.Config(prompts=(text, "best-of=3"))
+    assert build(generate.Config, parse(generate.Config, arguments_of(made)).values) == made
+    assert parse(generate.Config, ["best-of=3", text] if words == [text] else ["best-of=3"]).values["best_of"] == 3
+
+
+def test_no_text_gives_a_setting_dashes() -> None:
+    """Of the package, the documents, the pages and the deployments. Scripts of benchmarks have flags of their own."""
+    names = "|".join({flag.key for config in every_config() for flag in flags_of(config) if flag.is_setting})
+    dashed = re.compile(rf"(?<![\w-])--(?:no-)?(?:{names})(?![\w-])")
+    assert dashed.search("serve with --stall-s 5")
+    texts = [path for folder, kinds in TEXTS.items() for path in (ROOT / folder).rglob("*") if path.suffix in kinds]
+    assert len(texts) > 500
+    for path in (ROOT / "README.md", *texts):
+        lines = [line for line in path.read_text().splitlines() if not re.search(r"benchmarks[./]", line)]
+        assert not [line for line in lines if dashed.search(line)], path
+
+
+def test_the_pages_know_which_words_are_settings() -> None:
+    """A command line that a page shows writes settings without dashes, and flags with them."""
+    listed = (ROOT / "web/src/tools.ts").read_text().partition("const SETTINGS")[2].partition(";")[0]
+    named = set(" ".join(re.findall(r'"([^"]+)"', listed)).split()) - {" "}
+    assert len(named) > 20
+    assert named <= {flag.key for config in every_config() for flag in flags_of(config) if flag.is_setting}
+
+
+def test_what_a_page_sets_is_what_its_command_takes() -> None:
+    names = {"simulate": "simulate", "plan": "plan", "bench": "bench", "profile": "profile step"}
+    for command, rules in PAGE_FLAGS.items():
+        config = import_module(COMMANDS[names[command]].module).Config
+        assert set(rules) <= {flag.key for flag in flags_of(config)}
+    words = words_of("simulate", {"rate": 3.5, "overlap": False, "model": "llama-3.1-8b", "kv": "fp8"})
+    found = {"rate": 3.5, "overlap": False, "model": "llama-3.1-8b", "kv": "fp8"}
+    assert parse(import_module(COMMANDS["simulate"].module).Config, words).values == found

@@ -179,6 +179,7 @@ def test_clients_that_do_not_read_are_told() -> None:
     much = {"prompt": "x" * 1000, "echo": True, "logprobs": 5, "n": 8, "max_tokens": 1}
     with serving(model="scripted:") as server, asking(server, 4, **much):
         wait_until(lambda: server.metric("vllm:generation_tokens_total") == 4 * 8)
+        wait_until(lambda: server.metric("vllm:num_requests_running") == 0)
         visit = Visit(server)
         signs = visit.signs()
         assert "slow-readers" in reported(signs)

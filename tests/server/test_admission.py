@@ -7,7 +7,14 @@ import pytest
 
 from penstock.runtime.core.request import Request, SamplingParams
 from penstock.service.edge.access import ROUTER
-from penstock.service.server.http.admission import CACHE_TURNS, EXPECTED_ANSWER, SHED_FROM, WINDOW_S, Admission
+from penstock.service.server.http.admission import (
+    CACHE_TURNS,
+    EXPECTED_ANSWER,
+    SHED_FROM,
+    WINDOW_S,
+    Admission,
+    DrainRate,
+)
 from penstock.service.server.http.faults import ApiError
 from tests.server.serving import idle_client
 
@@ -54,17 +61,30 @@ def test_when_to_come_back_follows_from_how_many_leave_the_queue() -> None:
     assert 3 <= admission.retry_after_s() <= 6, "40 wait and 10 a second leave"
 
 
+@pytest.mark.parametrize(("cycle_s", "num_together"), [(0.5, 1), (2.0, 4), (12.0, 4), (12.0, 32)])
+def test_answers_that_begin_together_are_counted_over_what_they_take(cycle_s: float, num_together: int) -> None:
+    """Whenever a client asks, it is told about what two such batches take."""
+    drain, told = DrainRate(), []
+    for step in range(int(8 * cycle_s)):
+        for _ in range(num_together if step % int(2 * cycle_s) == 0 else 0):
+            drain.add(step / 2)
+        told.append((drain.seconds_each(step / 2) or 0.0) * 2 * num_together)
+    steady = told[len(told) // 2 :]
+    assert 0.6 * 2 * cycle_s <= min(steady)
+    assert max(steady) <= 1.1 * 2 * cycle_s
+
+
 def test_a_queue_that_stands_calls_nobody_back_at_once() -> None:
     """Answers that all take longer than the window end together: meanwhile nothing leaves, and soon would be a lie."""
     admission = filled(0, 1.0)
     now = time.monotonic()
     admission.drain.rest(now - 3600.0)
     admission.enter("")
-    for number in range(3):
+    for number in range(2):
         admission._client.submit(Request(request_id=number, prompt=(1,)))
     assert admission.retry_after_s() == 1, "an hour without clients is no hour of standing"
     admission.drain.add(now - WINDOW_S - 10.0)
-    assert 60 <= admission.retry_after_s() <= 66, "three wait, none began for 20 s"
+    assert 80 <= admission.retry_after_s() <= 86, "two wait, none began for 40 s"
 
 
 def test_a_router_with_one_key_fills_every_place_and_a_second_key_has_half() -> None:

@@ -40,6 +40,7 @@ def test_padding_computes_more_and_takes_longer(capsys: pytest.CaptureFixture[st
     rectangles = simulated(capsys, "batching=static", "padding=true")
     assert plain["padding_waste_fraction"] == 0.0
     assert rectangles["padding_waste_fraction"] > 0.05
+    assert rectangles["padding_read_waste_fraction"] > 0.05
     assert rectangles["summary"]["e2e"]["mean"] > plain["summary"]["e2e"]["mean"]
 
 
@@ -50,6 +51,7 @@ def test_a_padded_batch_is_a_rectangle_of_prompts_beside_one_of_answers() -> Non
     cost = PaddedCost(_Counting())
     assert cost.step_s(Batch(0, chunks)) == 62.0
     assert cost.waste_fraction == pytest.approx(1 - 42 / 62)
+    assert cost.read_waste_fraction == pytest.approx(1 - (10 + 30 + 101 + 8) / (30 + 30 + 101 + 101))
 
 
 def test_textbook_steps_are_never_longer(capsys: pytest.CaptureFixture[str]) -> None:

@@ -37,7 +37,7 @@ def table_of(reports: dict[int, dict[str, Any]]) -> tuple[tuple[str, ...], list[
     for count, report in reports.items():
         found = {name: report["headlines"].get(name, {}).get("mean") for name in names}
         now = found.get("output_tokens_per_s")
-        gain = f"+{100 * (now / before - 1):.0f} %" if now and before else None
+        gain = f"{100 * (now / before - 1):+.0f} %" if now and before else None
         rows.append((count, *found.values(), gain, report["verdict"]))
         before = now
     return ("users", *(name.replace("_", " ") for name in names), "more tokens/s", "verdict"), rows

@@ -27,9 +27,7 @@ class RowReader:
     def __init__(self, llm: "LLM") -> None:
         runner: Any = llm.engine.runner
         if not hasattr(runner, "score"):
-            raise ConfigError(
-                "predictions are compared on one device; leave --tensor-parallel and --pipeline-parallel out"
-            )
+            raise ConfigError("predictions are compared on one device; leave --tensor and --pipeline out")
         self._llm = llm
         self._sink = RowSink(runner.score, llm.spec.vocab_size)
         self._runner = runner

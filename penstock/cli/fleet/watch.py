@@ -10,7 +10,7 @@ from penstock.tools.doctor.routing import RouterSigns
 INSIDE = (
     "a router has no engine: what happens inside a replica penstock doctor and penstock top tell at its own address"
 )
-COLUMNS = ("replica", "state", "pending", "waiting", "KV, %", "sent", "share, %", "failed")
+COLUMNS = ("replica", "state", "pending", "waiting", "KV, %", "sent/s", "share, %", "failed/s")
 
 
 def router_figures(signs: RouterSigns) -> dict[str, Any]:
@@ -49,9 +49,9 @@ def print_router(title: str, signs: RouterSigns) -> None:
             _known(one.num_pending),
             _known(one.num_waiting),
             _known(100.0 * one.kv_usage_fraction),
-            one.num_sent,
+            one.num_sent / signs.window_s,
             _known(100.0 * signs.share(one)),
-            one.num_failed,
+            one.num_failed / signs.window_s,
         )
         for one in signs.replicas
     ]

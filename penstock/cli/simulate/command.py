@@ -173,8 +173,9 @@ def run(config: Config) -> int:
             print(f"KV held but empty: {100 * config.techniques.kv_waste_fraction(outcome.fleet.sizing, result):.1f} %")
             if config.asked.adapters:
                 print(f"adapters read: {sum(one.num_adapter_loads for one in result.replicas):,}")
-            if isinstance(outcome.fleet.cost, PaddedCost):
-                print(f"padding: {100 * outcome.fleet.cost.waste_fraction:.1f} % of the tokens computed")
+            if isinstance(cost := outcome.fleet.cost, PaddedCost):
+                of_kv = f"{100 * cost.read_waste_fraction:.1f} % of the KV read"
+                print(f"padding: {100 * cost.waste_fraction:.1f} % of the tokens computed, {of_kv}")
     if config.chrome_trace and tracer:
         write_file(config.chrome_trace, tracer.text())
     return 0
@@ -205,7 +206,9 @@ def data_of(config: Config, outcome: SimulatedOutcome) -> dict[str, Any]:
     for name, found in data["results"].items():
         found["kv_waste_fraction"] = config.techniques.kv_waste_fraction(fleets[name].sizing, results[name])
         cost = fleets[name].cost
-        found["padding_waste_fraction"] = cost.waste_fraction if isinstance(cost, PaddedCost) else 0.0
+        padded = cost if isinstance(cost, PaddedCost) else PaddedCost(cost)
+        found["padding_waste_fraction"] = padded.waste_fraction
+        found["padding_read_waste_fraction"] = padded.read_waste_fraction
     return data
 
 

@@ -57,7 +57,7 @@ DEFAULT = PackageSource(
 )
 """SmolLM2-135M-Instruct, 4 bits: small enough to try anywhere."""
 
-_FORMS = "a .gguf file, a directory with config.json, hf:ORG/NAME, hf:ORG/NAME:FILE.gguf, pypi:PACKAGE, or default"
+_FORMS = "a .gguf file, a directory with config.json, hf:ORG/NAME, hf:ORG/NAME:FILE.gguf, pypi:PACKAGE, dummy:NAME, or default"
 
 # Every name becomes part of a path or of a command, so the alphabets are narrow and no name begins with a dash or a dot.
 _WORD = r"[A-Za-z0-9](?:[A-Za-z0-9._+-]{0,98}[A-Za-z0-9])?"

@@ -159,9 +159,8 @@ class ModelNumbers:
             self._sheet.take(key, positive(key, given), "")
             return given
         if self._spec is None:
-            raise ConfigError(
-                f"the {key.replace('_', ' ')} is not known: give --{key.replace('_', '-')}, or --model NAME"
-            )
+            spaced, dashed = (key.replace("_", separator) for separator in " -")
+            raise ConfigError(f"the {spaced} is not known: give {dashed}=NUMBER, or --model NAME")
         value = of_spec(self._spec)
         self._sheet.take(key, value, "", self._origin)
         return value
@@ -267,7 +266,7 @@ class DeviceNumbers:
             self._sheet.take(key, positive(key, given), unit)
             return given
         if self._found is None:
-            raise ConfigError(f"the {key} is not known: give --{key}, or --hardware NAME")
+            raise ConfigError(f"the {key} is not known: give {key}=NUMBER, or --hardware NAME")
         self._sheet.take(key, value, unit, self._reach(key))
         return value
 

@@ -25,13 +25,14 @@ CACHE_TURNS = 8
 """How many times what the cache holds may be asked for by all that is open, before more is refused."""
 EXPECTED_ANSWER = 512
 """Tokens that an answer is taken to need where more, or no number, is allowed."""
-WINDOW_S = 10.0
+WINDOW_S = 30.0
+"""Long enough for some answers of a batch that begins and ends together, which would look like a rush and a standstill."""
 MOST_S = 120
 """Clients ignore longer waits."""
 
 
 class DrainRate:
-    """Requests that began to be answered, a second, over the last few seconds; and how long none has."""
+    """Requests that began to be answered, a second, over the last half minute; and how long none has."""
 
     def __init__(self) -> None:
         self._starts: deque[float] = deque()

@@ -100,8 +100,9 @@ SIMULATE: Mapping[str, Rule] = {
     "prefix-caching": is_switch,
     "kv": matches(_WORD),
 }
+_PLANNED = ("rate", "users", "prompts", "answers", "shared-prefix")
 PLAN: Mapping[str, Rule] = {
-    **{name: rule for name, rule in _LOAD.items() if name not in ("turns", "think-s", "seed", "burstiness")},
+    **{name: rule for name, rule in _LOAD.items() if name in _PLANNED},
     "hardware": matches(_LIST),
     "price": matches(_LIST),
     "slo": matches(_SLO),

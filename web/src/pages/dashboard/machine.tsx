@@ -64,7 +64,7 @@ export function Machine(): JSX.Element {
           <Stat label="MBU" name="mbu" value={machine && done.spent ? percent(per(done.read) / machine.peak.bandwidth_bytes_per_s) : "–"} note={done.spent ? `${bytes(per(done.read))}/s${machine ? ` of ${bytes(machine.peak.bandwidth_bytes_per_s)}/s` : " read"}` : "no step lately"} title="Bytes of weights and KV that steps read a second, of what this machine was measured to read" />
           <Stat label="MFU" name="mfu" value={flops && done.spent ? percent(per(done.operations) / flops) : "–"} note={done.spent ? `${significant(per(done.operations) / 1e9)}${flops ? ` of ${significant(flops / 1e9)}` : ""} GFLOP/s` : "no step lately"} title="Two operations a parameter and token, of what this machine was measured to compute" />
           {power.watts !== null && <Stat label="energy" name="energy" value={queue.ended_per_s ? `${significant(power.watts / queue.ended_per_s)} J` : "–"} note={`a request; ${significant(power.watts)} W`} title="What processors and GPUs of this machine take, over the requests that end a second" />}
-          {power.dollars_per_hour !== null && <Stat label="price" name="price" value={queue.ended_per_s ? money(power.dollars_per_hour / 3600 / queue.ended_per_s) : "–"} note={`a request; ${money(power.dollars_per_hour)} an hour`} title="By --price-per-hour, over the requests that end a second" />}
+          {power.dollars_per_hour !== null && <Stat label="price" name="price" value={queue.ended_per_s ? money(power.dollars_per_hour / 3600 / queue.ended_per_s) : "–"} note={`a request; ${money(power.dollars_per_hour)} an hour`} title="By price-per-hour, over the requests that end a second" />}
         </Stats>
         {machine === null && (
           <div class="row">
