@@ -177,7 +177,7 @@ def test_a_replica_changes_its_role_under_load_and_nothing_is_lost() -> None:
         patch.setenv("PENSTOCK_REPLICA_KEY", KEY)
         hosts = [("--role", "both", "--host", f"127.0.0.{number}") for number in (1, 2, 3)]
         replicas = started_together(stack, [serving(*FLAGS, *host, model=MODEL, is_real=True) for host in hosts])
-        flags = ("--policy", "prefix-reported", "--handover", "retune", "--slow-start-s", "0", "--wait-s", "120")
+        flags = ("--policy", "prefix-reported", "--handover", "retune", "slow-start-s=0", "wait-s=120")
         urls = [word for server in replicas for word in ("--replica", server.url)]
         router = stack.enter_context(routing(*urls, *flags, servers=replicas, PENSTOCK_REPLICA_KEY=KEY))
         fleet = Fleet(router, replicas[0], replicas[1], alone)

@@ -53,7 +53,7 @@ def test_roles_and_tiers_are_shown_where_they_work(browser: Browser, tmp_path: P
         roles = [serving("--role", role, model="oracle:step_ms=3", is_real=True) for role in ("prefill", "decode")]
         servers = started_together(stack, roles)
         urls = [word for server in servers for word in ("--replica", server.url)]
-        flags = ("--policy", "prefix-reported", "--handover", "always", "--slow-start-s", "0")
+        flags = ("--policy", "prefix-reported", "--handover", "always", "slow-start-s=0")
         router = stack.enter_context(routing(*urls, *flags, servers=servers, PENSTOCK_REPLICA_KEY=key))
         with router.http() as http:
             wait_until(lambda: http.get("/router/replicas").text.count('"role":"') == 2)

@@ -7,6 +7,8 @@ NEWS = 0.25
 TRIES = 16
 """One in so many that should be slower is read all the same: what was measured may not be so any more."""
 MAX_GHOSTS = 1 << 16
+LEAST_BLOCKS = 2
+"""Fewer are computed at once."""
 
 
 class Ghosts:
