@@ -31,7 +31,7 @@ import httpx
 from benchmarks.gpu.online import START_LIMIT_S, free_port
 
 KEY = secrets.token_urlsafe(18)
-HEADERS = {"authorization": f"Bearer {KEY}"}
+HTTP = httpx.Client(headers={"authorization": f"Bearer {KEY}"}, timeout=300.0, verify=False)
 ROOT = Path(__file__).parents[2]
 NUM_STEMS = 40
 STEM, TAIL = 240, 16
@@ -92,7 +92,7 @@ class Process:
                 os.kill(int(child), signal.SIGKILL)
 
     def get(self, path: str) -> str:
-        return httpx.get(self.url + path, headers=HEADERS, timeout=30.0).text
+        return HTTP.get(self.url + path, timeout=30.0).text
 
     def until(self, path: str, words: str, count: int = 1) -> None:
         end_s = time.monotonic() + START_LIMIT_S
@@ -127,9 +127,7 @@ def ask(url: str, prompt: str) -> Any:
     """What was answered, or how it failed."""
     body = {"prompt": prompt, "max_tokens": 8, "temperature": 0, "ignore_eos": True, "logprobs": 1}
     try:
-        answer = httpx.post(
-            f"{url}/v1/completions", json=body | {"return_token_ids": True}, headers=HEADERS, timeout=300.0
-        )
+        answer = HTTP.post(f"{url}/v1/completions", json=body | {"return_token_ids": True})
         choice = answer.json()["choices"][0]
         return [choice["token_ids"], choice["logprobs"]["token_logprobs"]]
     except (httpx.HTTPError, KeyError, ValueError) as error:
@@ -311,6 +309,7 @@ def main() -> None:
     parser.add_argument("--plain", type=Path, help="answers of the plain server: read if there, else kept there")
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended from outside"))  # servers end with it
     texts, rows = prompts(asked.prompts), []
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-exact-")))
