@@ -66,12 +66,13 @@ def prompts(count: int) -> list[str]:
 
 
 class Process:
-    """A command of penstock at a port of its own, which can be killed and started again."""
+    """A command of penstock at a port of its own, on one core, which can be killed and started again."""
 
-    def __init__(self, words: tuple[str, ...], environment: dict[str, str], log: Path) -> None:
+    def __init__(self, words: tuple[str, ...], environment: dict[str, str], log: Path, core: int = 0) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        self._command = [sys.executable, "-m", "penstock", *words, "--port", str(self.port)]
+        command = [sys.executable, "-m", "penstock", *words, "--port", str(self.port)]
+        self._command = ["taskset", "-c", str(core % (os.cpu_count() or 1)), *command]
         self._environment, self._log = {**os.environ, **environment}, log
         self.start()
 
@@ -157,8 +158,8 @@ class Fleet:
         }
         tiers = ("--kv-host", "8MiB", "--kv-disk", str(disk), "kv-disk-size=256MiB")
         self.replicas = [
-            Process(("serve", model, *POOL, *tiers, "--role", role), environment, folder / f"{role}.log")
-            for role in ("prefill", "decode")
+            Process(("serve", model, *POOL, *tiers, "--role", role), environment, folder / f"{role}.log", core)
+            for core, role in enumerate(("prefill", "decode"))
         ]
         urls = [f"--replica={one.url}" for one in self.replicas]
         flags = ("--handover=always", "--policy=prefix-reported", "probe-s=0.2", "slow-start-s=0", "wait-s=120")

@@ -2,6 +2,8 @@
 
 from collections import OrderedDict
 
+from penstock.runtime.core.batch import Batch
+
 NEWS = 0.25
 """Weight of the latest measurement in a moving average."""
 TRIES = 16
@@ -50,6 +52,12 @@ class Rates:
 
     def note_prompt(self, num_tokens: int, seconds: float) -> None:
         self.prompt_tokens_s = _moved(self.prompt_tokens_s, num_tokens / max(seconds, 1e-6))
+
+    def note_step(self, batch: Batch, seconds: float) -> None:
+        """Steps of prompts tell what computing costs."""
+        num_prompt = sum(chunk.length for chunk in batch.chunks if len(chunk.token_ids) > chunk.num_drafts)
+        if 2 * num_prompt > batch.num_tokens:
+            self.note_prompt(batch.num_tokens, seconds)
 
     def compute_s(self, num_tokens: int) -> float | None:
         """None before anything is measured."""

@@ -10,7 +10,7 @@ Disk, checksums and waiting for copies belong to threads of their own.
 import time
 from concurrent.futures import Executor
 
-from penstock.runtime.core.batch import Batch, Delta
+from penstock.runtime.core.batch import Delta
 from penstock.runtime.core.prefix import packed
 from penstock.runtime.core.request import Request
 from penstock.runtime.core.runner import BlockRunner
@@ -320,9 +320,3 @@ class KVTiers:
         if hit is None or delta.prefix is None:
             return delta
         return delta._replace(prefix=delta.prefix._replace(host=hit.host, disk=hit.disk, tier_miss=hit.miss))
-
-    def note_step(self, batch: Batch, seconds: float) -> None:
-        """How long a step took: steps of prompts tell what computing costs."""
-        num_prompt = sum(chunk.length for chunk in batch.chunks if len(chunk.token_ids) > chunk.num_drafts)
-        if 2 * num_prompt > batch.num_tokens:
-            self.rates.note_prompt(batch.num_tokens, seconds)
