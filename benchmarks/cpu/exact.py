@@ -37,7 +37,8 @@ NUM_STEMS = 40
 STEM, TAIL = 240, 16
 """Characters."""
 AT_ONCE = 4
-POOL = ("--num-blocks", "64", "--max-context", "512", "--speculate", "off", "--log-level", "warning")
+POOL = ("--num-blocks", "64", "--max-context", "512", "--speculate", "off", "--invariant", "--log-level", "warning")
+"""Of every server; `--invariant`, since other products round by what runs beside a request, with tiers and without."""
 FAULTS = ("calm", "kills", "flipped", "truncated", "swapped", "gone", "clock", "full")
 CLOCK = """
 import os, time
