@@ -19,6 +19,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -187,6 +188,8 @@ class Killer:
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
         self.kills: list[str] = []
+        self.counted = Counter[str]()
+        """By servers that are gone, since they started."""
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._go_on)
 
@@ -204,11 +207,16 @@ class Killer:
             self._fleet.settle()  # both gone at once is another matter
             index, is_server = len(self.kills) % 2, len(self.kills) % 4 > 1
             one = self._fleet.replicas[index]
+            counts = one.counts
             if is_server:
+                self.counted.update(counts)
                 one.kill()
                 one.start()
             else:
+                self.counted.update({name: counts[name] for name in COUNTERS if name != "restarts"})
                 one.kill_engine()
+                while one.counts["restarts"] == counts["restarts"]:
+                    time.sleep(0.1)
             self.kills.append(f"{('prefill', 'decode')[index]} {'server' if is_server else 'engine'}")
 
 
@@ -275,7 +283,9 @@ def judged(fleet: Fleet, fault: str, asked: list[str], right: list[Any]) -> dict
         found = answers(fleet.router.url, asked, spoil)
     fleet.jumps.unlink(missing_ok=True)
     fleet.settle()
-    after = fleet.counts
+    after = Counter(fleet.counts)
+    if killer is not None:
+        after.update(killer.counted)
     lost = [one for one in found if isinstance(one, str)]
     row = {
         "fault": fault,
@@ -284,7 +294,7 @@ def judged(fleet: Fleet, fault: str, asked: list[str], right: list[Any]) -> dict
         "wrong": sum(one[0] != best[0] for one, best in zip(found, right) if not isinstance(one, str)),
         "other_logprobs": sum(one[1] != best[1] for one, best in zip(found, right) if not isinstance(one, str)),
         "seconds": round(time.monotonic() - begun, 1),
-        "counted": {name: after[name] - (before[name] if killer is None else 0) for name in COUNTERS},
+        "counted": {name: after[name] - before[name] for name in COUNTERS},
     }
     if killer is not None:
         row["kills"] = killer.kills
