@@ -282,6 +282,7 @@ def judged(fleet: Fleet, fault: str, asked: list[str], right: list[Any]) -> dict
     with killer or nullcontext():
         found = answers(fleet.router.url, asked, spoil)
     fleet.jumps.unlink(missing_ok=True)
+    (fleet.disk / "ballast").unlink(missing_ok=True)
     fleet.settle()
     after = Counter(fleet.counts)
     if killer is not None:
