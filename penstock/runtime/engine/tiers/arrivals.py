@@ -12,7 +12,7 @@ from penstock.runtime.engine.tiers.record import KVRecord
 from penstock.runtime.engine.tiers.store import TierStore
 
 
-class Arrivals:
+class LandingBlocks:
     """Belongs to the engine's thread; `waiter` waits for copies."""
 
     def __init__(

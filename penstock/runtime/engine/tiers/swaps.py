@@ -6,7 +6,7 @@ from heapq import nsmallest
 
 from penstock.runtime.core.scheduler import Scheduler
 from penstock.runtime.core.sequence import Sequence
-from penstock.runtime.engine.tiers.arrivals import Arrivals
+from penstock.runtime.engine.tiers.arrivals import LandingBlocks
 from penstock.runtime.engine.tiers.news import ArrivedBlocks, InboundBlocks, holding_of
 from penstock.runtime.engine.tiers.policy import LEAST_BLOCKS, Rates
 from penstock.runtime.engine.tiers.store import TierStore
@@ -24,7 +24,7 @@ class Swaps:
         block_bytes: int,
         store: TierStore,
         rates: Rates,
-        arrivals: Arrivals,
+        arrivals: LandingBlocks,
         want: Callable[[Iterable[bytes]], None],
     ) -> None:
         self._scheduler, self._pool = scheduler, scheduler.pool

@@ -15,7 +15,7 @@ from penstock.runtime.core.prefix import packed
 from penstock.runtime.core.request import Request
 from penstock.runtime.core.runner import BlockRunner
 from penstock.runtime.core.scheduler import Scheduler
-from penstock.runtime.engine.tiers.arrivals import Arrivals
+from penstock.runtime.engine.tiers.arrivals import LandingBlocks
 from penstock.runtime.engine.tiers.departures import Departures
 from penstock.runtime.engine.tiers.disk import DiskTier
 from penstock.runtime.engine.tiers.host import HostTier
@@ -76,7 +76,7 @@ class KVTiers:
         """Of the prompts of requests that are not scheduled yet."""
         self._waiting_bytes = 0
         self.departures = Departures(self._pool, runner, self._waiter, store, keeps_all=keeps_all)
-        self._arrivals = Arrivals(
+        self._arrivals = LandingBlocks(
             self._pool,
             runner,
             self._waiter,
