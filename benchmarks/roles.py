@@ -1,10 +1,11 @@
 """Prompts apart from answers: one engine, and a prefill and a decode process on the same device, under the same loads.
 
-    python -m benchmarks.roles [--model dummy:llama-3.1-8b] [--seconds 12] [--modes always,auto,never] [--json FILE] -- FLAGS
+    python -m benchmarks.roles [--model dummy:llama-3.1-8b] [--seconds 12] [--rounds 1] [--modes always,auto,never] -- FLAGS
 
 Some users stream answers to short prompts all the time; long prompts arrive beside them. What counts is the time from token to
 token of the streams, and the time to the first token of the long prompts. Mode `apart` is the bound of any hand-over: streams
-ask the one process, long prompts the other, and nothing is moved. Flags behind `--` go to every `penstock serve`.
+ask the one process, long prompts the other, and nothing is moved. Every load is measured in all modes by turns, `--rounds`
+times. Flags behind `--` go to every `penstock serve`.
 """
 
 import argparse
@@ -23,7 +24,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from benchmarks.gpu.online import START_LIMIT_S, VOCABULARY, free_port, quantile
 ANSWER_LIMIT_S = 60.0
 SHORT = 24
 """Tokens of a stream's prompt: so short that a router computes it where it is answered, whatever is asked for."""
+CHOICES = ("num_prefill", "num_local")
 EVEN = 0.1
 """Of what clients wait: modes that differ by less are equal."""
 BEGUN_S = time.perf_counter()
@@ -88,8 +90,9 @@ async def _ask(port: int, num_prompt: int, num_answer: int, numbers: random.Rand
     return times if len(times) > 1 else []
 
 
-async def run(mix: Mix, port: int, seconds: float, seed: str, long_port: int | None = None) -> Seen:
-    numbers, seen = random.Random(seed), Seen()
+async def run(mix: Mix, port: int, seconds: float, seed: str, name: str, long_port: int | None = None) -> Seen:
+    """The same seed gives the same arrivals; other names ask other prompts, which no cache has."""
+    numbers, arrivals, seen = random.Random(f"{seed}/{name}"), random.Random(seed), Seen()
     end_s = time.perf_counter() + seconds
 
     async def stream() -> None:
@@ -107,7 +110,7 @@ async def run(mix: Mix, port: int, seconds: float, seed: str, long_port: int | N
 
     tasks = [asyncio.create_task(stream()) for _ in range(mix.users)]
     while time.perf_counter() < end_s:
-        await asyncio.sleep(numbers.expovariate(mix.rate))
+        await asyncio.sleep(arrivals.expovariate(mix.rate))
         tasks.append(asyncio.create_task(long()))
     await asyncio.gather(*tasks)
     return seen
@@ -179,19 +182,47 @@ def chosen(router: int) -> dict[str, float]:
     return {name: sum(float(count) for choice, count in found if choice == name) for name in ("prefill", "local")}
 
 
-def measured(
-    name: str, port: int, mixes: list[Mix], seconds: float, router: int | None = None, long_port: int | None = None
-) -> list[dict[str, Any]]:
-    asyncio.run(run(Mix(2, 1.0, mixes[0].num_tokens, 8), port, 2.0, name))  # whatever is made when it is first needed
+@dataclass(frozen=True)
+class Way:
+    """How requests are sent: a port for streams, one for long prompts, and the router that decides, if one does."""
+
+    name: str
+    port: int
+    long_port: int
+    router: int | None = None
+
+    def warm(self, mix: Mix) -> None:
+        """Have made whatever is made when it is first needed."""
+        asyncio.run(run(Mix(2, 1.0, mix.num_tokens, 8), self.port, 2.0, "warm", self.name))
+
+    def measure(self, mix: Mix, seconds: float, seed: str, all_seen: Seen) -> dict[str, Any]:
+        """Of all rounds so far."""
+        before = None if self.router is None else chosen(self.router)
+        seen = asyncio.run(run(mix, self.port, seconds, seed, self.name, self.long_port))
+        for field_ in fields(Seen):
+            setattr(all_seen, field_.name, getattr(all_seen, field_.name) + getattr(seen, field_.name))
+        row: dict[str, Any] = {"how": self.name, "users": mix.users, "rate": mix.rate, "tokens": mix.num_tokens}
+        row |= told(all_seen)
+        if self.router is not None and before is not None:
+            row |= {f"num_{choice}": count - before[choice] for choice, count in chosen(self.router).items()}
+        return row
+
+
+def measured(ways: list[Way], mixes: list[Mix], seconds: float, rounds: int) -> list[dict[str, Any]]:
+    """A row for each load and way; long prompts come at the same times for all."""
+    for way in ways:
+        way.warm(mixes[0])
     rows = []
     for number, mix in enumerate(mixes):
-        before = None if router is None else chosen(router)
-        found = told(asyncio.run(run(mix, port, seconds, f"{name}/{number}", long_port)))
-        row: dict[str, Any] = {"how": name, "users": mix.users, "rate": mix.rate, "tokens": mix.num_tokens, **found}
-        if router is not None and before is not None:
-            row |= {f"num_{choice}": count - before[choice] for choice, count in chosen(router).items()}
-        say(*(f"{key} {value} " for key, value in row.items()))
-        rows.append(row)
+        seen, found = {way.name: Seen() for way in ways}, {}
+        for turn in range(rounds):
+            for way in ways if turn % 2 == 0 else reversed(ways):
+                row = way.measure(mix, seconds, f"{number}/{turn}", seen[way.name])
+                counts = {key: row[key] + found.get(way.name, row | {key: 0})[key] for key in row if key in CHOICES}
+                found[way.name] = row | counts
+        for way in ways:
+            say(*(f"{key} {value} " for key, value in found[way.name].items()))
+            rows.append(found[way.name])
     return rows
 
 
@@ -224,6 +255,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="dummy:llama-3.1-8b")
     parser.add_argument("--seconds", type=float, default=12.0)
+    parser.add_argument("--rounds", type=int, default=1, help="of all modes, for every load")
     parser.add_argument("--mixes", default="16:1:4000,32:2:2000", help="users:long prompts a second:tokens, several")
     parser.add_argument("--modes", default="always,auto,never", help="of the router, or apart")
     parser.add_argument("--cores", default="", help="of the prefill and of the decode process, such as 0,1")
@@ -237,8 +269,7 @@ def main() -> None:
         Mix(int(one[0]), float(one[1]), int(one[2]), arguments.answer)
         for one in (m.split(":") for m in arguments.mixes.split(","))
     ]
-    rows: list[dict[str, Any]] = []
-    ports = [free_port() for _ in range(4)]
+    ports = [free_port() for _ in range(3)]
     replica = ("serve", arguments.model, *arguments.flags, "--port")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended from outside"))  # servers end with it
     with ExitStack() as stack:
@@ -253,17 +284,18 @@ def main() -> None:
         for port in ports[arguments.no_one : 3]:
             until(port, "/readyz", '"ready"')
             say("ready", port)
-        if not arguments.no_one:
-            rows += measured("one engine", ports[0], mixes, arguments.seconds)
+        ways = [] if arguments.no_one else [Way("one engine", ports[0], ports[0])]
         urls = [f"--replica=http://127.0.0.1:{port}" for port in ports[1:3]]
         for mode in arguments.modes.split(","):
             if mode == "apart":
-                rows += measured("no hand-over", ports[2], mixes, arguments.seconds, long_port=ports[1])
+                ways.append(Way("no hand-over", ports[2], ports[1]))
                 continue
-            words = ("route", *urls, "--port", str(ports[3]), f"--handover={mode}", "--policy=prefix-reported")
-            with begun(*words, log=folder / f"router-{mode}.log"):
-                until(ports[3], "/router/replicas", '"role":"', 2)
-                rows += measured(f"1P1D {mode}", ports[3], mixes, arguments.seconds, ports[3])
+            port = free_port()
+            words = ("route", *urls, "--port", str(port), f"--handover={mode}", "--policy=prefix-reported")
+            stack.enter_context(begun(*words, log=folder / f"router-{mode}.log"))
+            until(port, "/router/replicas", '"role":"', 2)
+            ways.append(Way(f"1P1D {mode}", port, port, port))
+        rows = measured(ways, mixes, arguments.seconds, arguments.rounds)
         for line in re.findall(r"^penstock_kv_transfer\S* .*$", fetched(ports[2], "/metrics"), re.MULTILINE):
             if not line.endswith(" 0"):
                 say("   ", line)

@@ -24,6 +24,8 @@ class Turns:
     num_prompt: int = 0
     num_output: int = 0
     num_cached: int = 0
+    num_tiers: int = 0
+    """Of the cached tokens, those that a tier gave."""
     misses: Counter[str] = field(default_factory=Counter)
     """Why tiers gave no more of a prompt, by turns."""
     answers: dict[tuple[int, int], list[int]] = field(default_factory=dict)
@@ -39,6 +41,8 @@ class Turns:
             "ttft_p95_ms": round(1000 * times[min(int(0.95 * len(times)), len(times) - 1)], 1),
             "output_tokens_per_s": round(self.num_output / self.wall_s, 1),
             "prompt_tokens": self.num_prompt,
+            "device_tokens": self.num_cached - self.num_tiers,
+            "tier_tokens": self.num_tiers,
             "cached_fraction": round(self.num_cached / max(self.num_prompt, 1), 3),
             "misses": dict(self.misses),
         }
@@ -71,19 +75,26 @@ def converse(
     at_once: int | None = None,
     think_s: float = 0.0,
     shared: int = 0,
+    passers: int = 0,
+    names_sessions: bool = True,
     seed: int = 1,
     first_id: int = 1,
     on_turn: Callable[[int], None] = lambda count: None,
 ) -> Turns:
     """Up to `at_once` users wait for an answer at a time. Without `think_s` all take their first turn before anybody takes a
     second, and another as soon as it is their turn; with it they come within so many seconds, and again after half to one and
-    a half times as many. `on_turn` is told how many turns are over."""
+    a half times as many. `passers` more come once, evenly over the time that thinking takes in all. `on_turn` is told how many
+    turns are over."""
     beginning = tokens(random.Random(seed), shared)
     begun = time.perf_counter()
     queue = []
     for number in range(users):
         own = random.Random(f"{seed}/{number}")
         queue.append(User(number, own, beginning + tokens(own, first), begun + own.uniform(0, think_s)))
+    for number in range(users, users + passers):
+        own = random.Random(f"{seed}/{number}")
+        ready_s = begun + turns * think_s * (number - users) / passers
+        queue.append(User(number, own, tokens(own, first), ready_s, num_turns=turns - 1))
     told, running, next_id = Turns(), {}, first_id
     while queue or running:
         queue.sort(key=lambda user: user.ready_s)
@@ -96,7 +107,7 @@ def converse(
                     request_id=next_id,
                     prompt=tuple(user.said),
                     params=params,
-                    session=str(user.number) if turns > 1 else "",
+                    session=str(user.number) if turns > 1 and names_sessions and user.number < users else "",
                 )
             )
             told.num_prompt += len(user.said)
@@ -110,6 +121,7 @@ def converse(
             user.answer.extend(delta.token_ids)
             if delta.prefix is not None:
                 told.num_cached += delta.prefix.num_tokens
+                told.num_tiers += delta.prefix.host + delta.prefix.disk
                 if delta.prefix.tier_miss:
                     told.misses[delta.prefix.tier_miss] += 1
             if delta.finish is not None:

@@ -1,6 +1,7 @@
-"""The disk tier on a CPU: a session resumed after a restart, sessions that do not fit the pool, a load that repeats nothing.
+"""The disk tier on a CPU: a session resumed after a restart, sessions that do not fit the pool, a load that repeats nothing,
+users who think before they come back.
 
-python -m benchmarks.cpu.tiers [--model default] [--tokens 6000] [--cases resume,cycle,once] [--json FILE]
+python -m benchmarks.cpu.tiers [--model default] [--tokens 6000] [--cases resume,cycle,once,think] [--json FILE]
 """
 
 import argparse
@@ -84,11 +85,36 @@ def once(config: EngineConfig, loaded: LoadedModel, folder: Path) -> dict[str, A
     return {"walls_s": walls, "ratio": round(min(walls["without"]) / min(walls["tiers"]), 3)}
 
 
+def think(config: EngineConfig, loaded: LoadedModel, folder: Path) -> dict[str, Any]:
+    """Agents come back after seconds, while others pass by once: which prompt tokens are found, and where.
+
+    `lru`: the device's cache alone. `retained`: sessions are named and stay on the device; host memory holds one block, so that
+    no tier helps. `tiers`: named, with a disk. Turns of all three by turns.
+    """
+    shape = {"users": 6, "turns": 4, "first": 208, "more": 12, "answer": 4, "think_s": 6.0, "passers": 24}
+    session_blocks = (208 + 4 * 16) // BLOCK
+    pool = {"num_blocks": 6 * session_blocks, "max_context": 512}
+    ways: dict[str, dict[str, Any]] = {
+        "lru": {},
+        "retained": {"kv_host": "256KiB"},
+        "tiers": {"kv_disk": str(folder / "think"), "kv_disk_size": "2GiB"},
+    }
+    rows: dict[str, list[dict[str, Any]]] = {name: [] for name in ways}
+    for seed in (1, 2):
+        for name, tiers in ways.items():
+            with engine_of(config, loaded, **pool, **tiers) as engine:
+                rows[name].append(
+                    converse(engine, seed=seed, first_id=10, names_sessions=name != "lru", **shape).figures
+                )
+    hits = {name: sum(row["device_tokens"] + row["tier_tokens"] for row in found) for name, found in rows.items()}
+    return {"load": shape, **pool, "rows": rows, "hit_tokens": hits}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="default")
     parser.add_argument("--tokens", type=int, default=6000)
-    parser.add_argument("--cases", default="resume,cycle,once")
+    parser.add_argument("--cases", default="resume,cycle,once,think")
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
     config = configure(model=asked.model, speculate="off")
@@ -99,6 +125,7 @@ def main() -> None:
             "resume": lambda: resume(config, loaded, Path(folder), asked.tokens),
             "cycle": lambda: cycle(config, loaded, Path(folder)),
             "once": lambda: once(config, loaded, Path(folder)),
+            "think": lambda: think(config, loaded, Path(folder)),
         }
         for name in asked.cases.split(","):
             found[name] = cases[name]()

@@ -150,6 +150,24 @@ def test_extra_wishes_are_honoured_and_unknown_ones_told(client: openai.OpenAI) 
     assert "total;dur=" in raw.headers["server-timing"]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_ids_of_an_answer_are_all_its_tokens(client: openai.OpenAI, stream: bool) -> None:
+    """Those too that show no text by themselves: the oracle draws bytes, of which many are only a part of a character."""
+    for number in range(12):
+        asked: dict[str, Any] = {
+            "max_tokens": 6,
+            "extra_body": {"return_token_ids": True, "ignore_eos": True},
+            **GREEDY,
+        }
+        prompt = f"ids {number}"
+        if stream:
+            chunks = client.completions.create(prompt=prompt, stream=True, **asked)
+            told = [chunk.choices[0].model_dump().get("token_ids") or [] for chunk in chunks if chunk.choices]
+        else:
+            told = [client.completions.create(prompt=prompt, **asked).choices[0].model_dump()["token_ids"]]
+        assert [token for part in told for token in part] == oracle_tokens(prompt, 6)
+
+
 def test_stop_tokens_end_an_answer(client: openai.OpenAI) -> None:
     tokens = oracle_tokens(render(user("ids")), 10)
     answer = client.chat.completions.create(

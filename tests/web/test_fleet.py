@@ -62,7 +62,7 @@ def test_roles_and_tiers_are_shown_where_they_work(browser: Browser, tmp_path: P
         context = browser.new_context()
         seen = Seen(context, router.url)
         page = seen.go("fleet")
-        expect(page.get_by_role("table", name="Hand-overs")).to_contain_text("prefill")
+        expect(page.get_by_role("region", name="Hand-overs")).to_contain_text("prefill")
         expect(page.locator(".cards .card").filter(has_text="prefill")).not_to_have_count(0)
         assert not seen.faults
         context.close()

@@ -109,7 +109,8 @@ class Engine:
             self.listeners.add(self.proposer)
         notes = [] if self.scheduler.mixed is None else [self.scheduler.note_step]
         notes += [] if step_size is None else [StepSizer(self.scheduler, step_size).note_step]
-        notes += [source.note_step for source in (self.tiers, self.peers) if source is not None]
+        notes += [] if self.tiers is None else [self.tiers.rates.note_step]
+        notes += [] if self.peers is None else [self.peers.remote.rates.note_step]
         if notes:
             self.listeners.add(StepDurations(*notes))
 

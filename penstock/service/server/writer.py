@@ -49,6 +49,7 @@ class Writer:
     __slots__ = (
         "_has_calls",
         "_includes_stop",
+        "_mute",
         "_text",
         "cache_miss",
         "drafted",
@@ -78,6 +79,8 @@ class Writer:
         self.token_ids: list[int] = []
         self._includes_stop = rules.include_stop
         self._has_calls = False
+        self._mute: tuple[tuple[int, ...], tuple[Drafted, ...]] = (), ()
+        """Tokens that show no text yet, such as the first of several that make one character, and their drafts."""
         self._text = TextStream(tokenizer, rules)
 
     @property
@@ -122,12 +125,18 @@ class Writer:
         if self.finish_reason is not None:
             segments, stop = self._end(segments)
         self.token_ids.extend(token_ids)
+        checked, (mute_ids, mute_drafts) = delta.drafts, self._mute
+        if mute_ids:
+            moved = [each._replace(begin=each.begin + len(mute_ids)) for each in checked]
+            token_ids, checked = (*mute_ids, *token_ids), (*mute_drafts, *moved)
         if not (segments or logprobs or delta.prompt_logprobs or self.finish_reason):
+            self._mute = token_ids, checked
             return None
+        self._mute = (), ()
         if len(segments) > 1 or (segments and type(segments[0]) is ToolCallStart):
             self._has_calls |= any(type(segment) is ToolCallStart for segment in segments)
         reason = self.finish_reason
-        return Piece(self.index, segments, token_ids, logprobs, delta.prompt_logprobs, reason, stop, delta.drafts)
+        return Piece(self.index, segments, token_ids, logprobs, delta.prompt_logprobs, reason, stop, checked)
 
     def _end(self, segments: Segments) -> tuple[Segments, str | None]:
         """All that is left to say, and the stop string that ended it. Settles how the choice ended."""

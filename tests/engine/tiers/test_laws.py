@@ -71,7 +71,7 @@ class Served:
             self.answers.hear(self.engine.step())
             if not self.scheduler.has_work and self.engine.has_work:
                 self.engine.wait(5.0)
-        self.tiers._reader.submit(int).result()  # the disk has what was given to it
+        self.tiers.store.reader.submit(int).result()  # the disk has what was given to it
 
     def check(self) -> None:
         """Every answer is the oracle's; nothing is lost; the books balance."""
@@ -261,7 +261,7 @@ def test_blocks_of_another_adapter_salt_or_model_are_never_found(tmp_path: Path)
     assert served.tiers.counts.loaded_blocks > loaded
     served.close()
     another = Served(disk=DiskTier(tmp_path, 1 << 20), keeps_all=True)
-    another.tiers._format = b"another model..."
+    another.tiers.store.format = b"another model..."
     another.ask(make_request(13, prompt(1)))
     assert another.tiers.counts.loaded_blocks == 0
     another.close()
@@ -295,7 +295,7 @@ def test_a_day_of_conversations(tmp_path: Path) -> None:
             resident.append(resident_bytes())
         if not request.request_id % 10:
             assert sum(path.stat().st_size for path in tmp_path.rglob("*.kv")) <= bound
-        assert served.tiers._host.num_bytes <= host
+        assert served.tiers.store.host.num_bytes <= host
     assert served.tiers.counts.faults == 0
     assert served.tiers.counts.loaded_blocks > 1000
     served.close()
@@ -313,7 +313,7 @@ def test_a_fetch_whose_request_left_changes_nothing(tmp_path: Path) -> None:
         assert served.tiers.fetch(request, told.append) or point < 0  # type: ignore[arg-type]
         if point == 0:
             assert served.tiers.cancel(9) is request
-        served.tiers._reader.submit(int).result()
+        served.tiers.store.reader.submit(int).result()
         if point == 1:
             assert served.tiers.cancel(9) is request
         ready = served.tiers.take(told[0])

@@ -13,8 +13,8 @@ from tests.offline import write_chat_model
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 BLOCKS = 48
-EXACT = {"speculate": "off", "invariant": True}
-"""The same bits however many tokens of a prompt are left to compute."""
+EXACT = {"num_blocks": BLOCKS, "speculate": "off", "invariant": True}
+"""Other products round by how much of a prompt is computed at once, so that what is cached changes the last bits."""
 
 
 def prompts(count: int = 5) -> list[list[int]]:
@@ -30,12 +30,12 @@ def answers(llm: LLM, rounds: int = 1) -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def expected() -> list[list[int]]:
-    with LLM("default", num_blocks=BLOCKS, **EXACT) as llm:
+    with LLM("default", **EXACT) as llm:
         return answers(llm)
 
 
 def test_blocks_come_back_from_host_memory_unchanged(expected: list[list[int]]) -> None:
-    with LLM("default", num_blocks=BLOCKS, kv_host="512MiB", **EXACT) as llm:
+    with LLM("default", kv_host="512MiB", **EXACT) as llm:
         assert answers(llm, rounds=3) == expected * 3
         counts = llm.engine.tiers.counts
         assert counts.stored_blocks >= 5 * 15
@@ -45,7 +45,7 @@ def test_blocks_come_back_from_host_memory_unchanged(expected: list[list[int]]) 
 
 
 def test_a_restart_keeps_them_and_damage_changes_no_text(expected: list[list[int]], tmp_path: Path) -> None:
-    settings = {"num_blocks": BLOCKS, "kv_disk": str(tmp_path), **EXACT}
+    settings = {**EXACT, "kv_disk": str(tmp_path)}
     with LLM("default", **settings) as llm:
         assert answers(llm, rounds=2) == expected * 2
     with LLM("default", **settings) as llm:
@@ -113,10 +113,10 @@ KILLED = """
 import os, sys
 from penstock import LLM
 from tests.engine.tiers.test_real import BLOCKS, GREEDY, forced, many
-folder, model, host, num_tokens = sys.argv[1:]
-exact = {"speculate": "off", "invariant": model == "default"}
-llm = forced(LLM(model, num_blocks=BLOCKS, kv_disk=folder, kv_host=host, **exact))
-for number, prompt in enumerate(many(int(num_tokens))):
+is_invariant = sys.argv[2] == "default"
+settings = {"num_blocks": BLOCKS, "speculate": "off", "invariant": is_invariant}
+llm = forced(LLM(sys.argv[2], kv_disk=sys.argv[1], kv_host=sys.argv[3], **settings))
+for number, prompt in enumerate(many(int(sys.argv[4]))):
     llm.generate([prompt], GREEDY)
     if number == 120:
         os.kill(os.getpid(), 9)
@@ -130,14 +130,14 @@ def test_two_hundred_prompts_with_every_tier_over_a_kill_and_with_damage(
 ) -> None:
     """Bit for bit what an engine without tiers says: with host memory and disk, after a kill -9, with records flipped, cut off,
     swapped and gone, and every such fault is counted."""
+    plain = EXACT | {"invariant": model == "default"}  # no other products are to be had for the tiny one
     model = str(write_chat_model(tmp_path / "tiny.gguf")) if model == "tiny" else model
     folder = tmp_path / "kv"
-    exact = EXACT if model == "default" else {"speculate": "off"}
-    with LLM(model, num_blocks=BLOCKS, **exact) as llm:
+    with LLM(model, **plain) as llm:
         right = all_answers(llm, num_tokens)
     words = [sys.executable, "-c", KILLED, str(folder), model, host, str(num_tokens)]
     assert subprocess.run(words, check=False).returncode == -9
-    settings = {"num_blocks": BLOCKS, "kv_disk": str(folder), "kv_host": host, **exact}
+    settings = {**plain, "kv_disk": str(folder), "kv_host": host}
     with LLM(model, **settings) as llm:
         assert all_answers(forced(llm), num_tokens) == right
         counts = llm.engine.tiers.counts

@@ -20,7 +20,7 @@ def turn(number: int, session: str, tokens: tuple[int, ...], tenant: str = "a") 
 def told(served: Served, action: str, name: str = "", seconds: float = 0.0) -> CacheAnswer:
     served.engine.order(CacheOrder(7, action, name, seconds))
     served.engine.step()
-    served.tiers._reader.submit(int).result()
+    served.tiers.store.reader.submit(int).result()
     served.engine.step()
     (answer,) = served.engine.cache_answers()
     return answer

@@ -54,7 +54,7 @@ function ReplicaCard({ one, served }: { one: ReplicaRow; served: number }): JSX.
       <div class="stack">
         {!one.is_outside && <Bar share={one.kv_usage_fraction ?? 0} label={`KV of ${one.name}`} />}
         <Stats>
-          <Stat label="pending" value={count(one.num_pending ?? 0)} note="handed over" />
+          <Stat label="pending" value={count(one.num_pending ?? 0)} note="sent there" />
           <Stat label="waiting" value={one.is_outside ? "–" : count(one.num_waiting ?? 0)} note="there" />
           <Stat label="served" value={count(one.num_served ?? 0)} note={served ? percent((one.num_served ?? 0) / served) : "share"} />
           <Stat label="failed" value={count(one.num_failed ?? 0)} kind={one.num_failed ? "warn" : ""} />

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
-from penstock.runtime.core.batch import Batch, Delta
-from penstock.runtime.core.prefix import Holding, Namespace, packed
+from penstock.runtime.core.batch import Delta
+from penstock.runtime.core.prefix import Holding, packed
 from penstock.runtime.core.request import Request
 from penstock.runtime.core.runner import BlockCopy, BlockRunner, CopyingRunner
 from penstock.runtime.core.scheduler import Scheduler
@@ -14,10 +14,9 @@ from penstock.runtime.engine.peers.counts import FetchEnd, TransferCounts
 from penstock.runtime.engine.peers.offers import BlockOffers, BlockRead, ReadOn
 from penstock.runtime.engine.peers.remote import Peer, RemoteTier, read_peer
 from penstock.runtime.engine.peers.server import BlockServer
+from penstock.runtime.engine.tiers.news import holding_of
+from penstock.runtime.engine.tiers.policy import LEAST_BLOCKS
 from penstock.runtime.engine.tiers.record import KVRecord
-
-LEAST_BLOCKS = 2
-"""Fewer are computed at once."""
 
 
 class PeerBlocks(NamedTuple):
@@ -116,7 +115,7 @@ class PeerExchange:
 
     def fetch(self, request: Request) -> bool:
         """Begin to fetch what a peer has of a prompt and this cache has not; False if nothing is worth waiting for."""
-        holding = _holding(request, request.prompt)
+        holding = holding_of(request, request.prompt)
         first = len(self._pool.match(holding).blocks)
         self._offers.expect(request.request_id, holding.hashes)
         wanted = holding.hashes[first:]
@@ -181,7 +180,7 @@ class PeerExchange:
             if not is_own or len(record.kv) != self._block_bytes:
                 self._counts = self._counts.ended(FetchEnd("damaged"))
                 return
-        holding = _holding(request, (*request.prompt[: end * size], 0))
+        holding = holding_of(request, (*request.prompt[: end * size], 0))
         blocks = self._pool.arrive(holding, spare=self._scheduler.num_running)
         if not blocks:
             return  # there is no room, or all of it is there
@@ -228,12 +227,6 @@ class PeerExchange:
             counts = counts._replace(moved_blocks=counts.moved_blocks + num_blocks)
         self._counts = counts
 
-    def note_step(self, batch: Batch, seconds: float) -> None:
-        """How long a step took: steps of prompts tell what computing costs."""
-        num_prompt = sum(chunk.length for chunk in batch.chunks if len(chunk.token_ids) > chunk.num_drafts)
-        if 2 * num_prompt > batch.num_tokens:
-            self.remote.rates.note_prompt(batch.num_tokens, seconds)
-
     def follow(self, deltas: tuple[Delta, ...]) -> tuple[Delta, ...]:
         """The deltas, saying of what the prefix cache gave what peers computed for the request."""
         self._offers.follow(deltas)
@@ -249,7 +242,3 @@ class PeerExchange:
         if delta.finish is not None:
             self._moved.pop(delta.request_id, None)
         return delta
-
-
-def _holding(request: Request, tokens: tuple[int, ...]) -> Holding:
-    return Holding(list(tokens), Namespace(request.salt, request.adapter))

@@ -16,8 +16,10 @@ from typing import Any, NamedTuple
 from penstock.runtime.core.blocks import BlockPool
 from penstock.runtime.core.prefix import Content
 from penstock.runtime.core.runner import BlockCopy, BlockRunner, CopyingRunner
+from penstock.runtime.engine.tiers.news import LeftBlocks
 from penstock.runtime.engine.tiers.policy import Ghosts
 from penstock.runtime.engine.tiers.record import KVRecord
+from penstock.runtime.engine.tiers.store import TierStore
 
 COPIED_AT_ONCE = 64
 """Blocks of a copy beside steps: pieces large enough for the full rate, small enough to be over soon."""
@@ -29,13 +31,6 @@ MAX_WANTED = 1 << 16
 MAX_FENCED = 256
 """Blocks that are being taken and copied for one step. Of more, those nearest to their prompts' beginnings: without them the
 others are of no use."""
-
-
-class LeftBlocks(NamedTuple):
-    """A copy out is over; no contents if it failed."""
-
-    number: int
-    contents: tuple[bytes | memoryview, ...]
 
 
 class OutboundBlocks(NamedTuple):
@@ -53,17 +48,15 @@ class Departures:
         pool: BlockPool,
         runner: BlockRunner,
         waiter: Executor,
+        store: TierStore,
         *,
-        has: Callable[[bytes], bool],
-        keep: Callable[[list[KVRecord]], None],
-        drop: Callable[[Iterable[bytes]], None],
         keeps_all: bool,
     ) -> None:
         self._pool = pool
         self._runner = runner
         self._copier = runner if isinstance(runner, CopyingRunner) else None
         self._waiter = waiter
-        self._has, self._keep, self._drop = has, keep, drop
+        self._store = store
         self._keeps_all = keeps_all
         self.put: Callable[[Any], object] = self.take
         """Brings news of a copy to the engine's thread."""
@@ -109,7 +102,7 @@ class Departures:
             self._queue.popitem(last=False)
 
     def _is_worth(self, hash: bytes) -> bool:
-        return (self._keeps_all or hash in self._wanted) and not self._has(hash)
+        return (self._keeps_all or hash in self._wanted) and hash not in self._store
 
     def _evict(self, block: int, content: Content) -> None:
         """A cached block is being taken; until the next launch its content is still there."""
@@ -181,7 +174,8 @@ class Departures:
         self._recent.extend((self.step, record.hash) for record in records)
         for record in records:
             self._wanted.pop(record.hash, None)
-        self._keep(records)
+        self._store.count(stored_blocks=len(records))
+        self._store.keep(records)
 
     def settle(self, step: int) -> None:
         """A step is over: what was read before the next is as it should be."""
@@ -191,5 +185,5 @@ class Departures:
     def distrust(self) -> None:
         """A step failed: what it was to write may have been copied since."""
         self._doubtful.update(self._under_way)
-        self._drop([hash for _, hash in self._recent])
+        self._store.drop([hash for _, hash in self._recent])
         self._recent.clear()

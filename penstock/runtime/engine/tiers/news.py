@@ -3,9 +3,8 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-from penstock.runtime.core.prefix import Holding
+from penstock.runtime.core.prefix import Holding, Namespace
 from penstock.runtime.core.request import Request
-from penstock.runtime.engine.tiers.departures import LeftBlocks
 from penstock.runtime.engine.tiers.record import KVRecord
 from penstock.runtime.engine.tiers.sessions import CacheAnswer, KeptSession
 
@@ -52,6 +51,13 @@ class FetchedBlocks(NamedTuple):
     """Of the records, those that host memory had."""
 
 
+class LeftBlocks(NamedTuple):
+    """A copy out is over; no contents if it failed."""
+
+    number: int
+    contents: tuple[bytes | memoryview, ...]
+
+
 class ArrivedBlocks(NamedTuple):
     """A copy to the device is over."""
 
@@ -82,3 +88,7 @@ class OrderDone(NamedTuple):
 
 TierNews = FetchedBlocks | ArrivedBlocks | LeftBlocks | OrderDone
 Put = Callable[[TierNews], object]
+
+
+def holding_of(request: Request, tokens: tuple[int, ...]) -> Holding:
+    return Holding(list(tokens), Namespace(request.salt, request.adapter))

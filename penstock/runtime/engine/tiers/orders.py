@@ -1,40 +1,25 @@
 """What operators do to sessions: list, pin, drop, give out as a file and take in again."""
 
-from collections.abc import Callable, Iterable
-from concurrent.futures import Executor
+from collections.abc import Callable
 
 from penstock.errors import PenstockError
 from penstock.runtime.core.blocks import BlockPool
 from penstock.runtime.core.prefix import packed
 from penstock.runtime.core.runner import BlockRunner
-from penstock.runtime.engine.tiers.disk import DiskTier
-from penstock.runtime.engine.tiers.host import HostTier
 from penstock.runtime.engine.tiers.news import OrderDone
-from penstock.runtime.engine.tiers.record import KVRecord, key_of
+from penstock.runtime.engine.tiers.record import KVRecord
 from penstock.runtime.engine.tiers.sessions import CacheAnswer, CacheOrder, KeptSession, SessionBook
+from penstock.runtime.engine.tiers.store import TierStore
 
 
 class CacheOrders:
     """Belongs to the engine's thread; `reader` reads and writes files."""
 
-    def __init__(
-        self,
-        sessions: SessionBook,
-        pool: BlockPool,
-        runner: BlockRunner,
-        reader: Executor,
-        format: bytes,
-        host: HostTier,
-        disk: DiskTier | None,
-        drop: Callable[[Iterable[bytes]], None],
-    ) -> None:
+    def __init__(self, sessions: SessionBook, pool: BlockPool, runner: BlockRunner, store: TierStore) -> None:
         self._sessions = sessions
         self._pool = pool
         self._runner = runner
-        self._reader = reader
-        self._format = format
-        self._host, self._disk = host, disk
-        self._drop = drop
+        self._store = store
         self.put: Callable[[OrderDone], object] = self.take
         """Brings news of files to the engine's thread."""
         self._answers: list[CacheAnswer] = []
@@ -48,13 +33,13 @@ class CacheOrders:
                 self._export(order)
                 return
             if order.action == "import":
-                self._reader.submit(self._import, order, now)
+                self._store.reader.submit(self._import, order, now)
                 return
             if order.action == "pin":
                 sessions.pin(order.name, now + order.seconds)
             elif order.action == "drop":
-                self._drop(sessions.drop(order.name))
-            answer = answer._replace(sessions=sessions.facts(self._places, now))
+                self._store.drop(sessions.drop(order.name))
+            answer = answer._replace(sessions=sessions.facts(self._store.places, now))
         except PenstockError as error:
             answer = answer._replace(error=str(error))
         self._answers.append(answer)
@@ -69,10 +54,6 @@ class CacheOrders:
         told, self._answers = tuple(self._answers), []
         return told
 
-    def _places(self, hash: bytes) -> tuple[bool, bool]:
-        key = key_of(self._format, hash)
-        return key in self._host, self._disk is not None and key in self._disk
-
     def _export(self, order: CacheOrder) -> None:
         session = self._sessions.find(order.name)
         self._sessions.path(session.name)
@@ -83,25 +64,14 @@ class CacheOrders:
             KVRecord(hash, packed(session.tokens[place * size : (place + 1) * size]), kv)
             for place, (hash, kv) in enumerate(zip(session.hashes, contents))
         ]
-        rest = [(key_of(self._format, hash), hash) for hash in session.hashes[len(mine) :]]
-        held = [self._host.get(key) for key, _ in rest]
-        self._reader.submit(self._write_file, order.order_id, session, [*mine, *held], rest, len(mine))
+        held = [self._store.held(hash) for hash in session.hashes[len(mine) :]]
+        self._store.reader.submit(self._write_file, order.order_id, session, [*mine, *held])
 
-    def _write_file(
-        self,
-        order_id: int,
-        session: KeptSession,
-        held: list[KVRecord | None],
-        rest: list[tuple[bytes, bytes]],
-        num_mine: int,
-    ) -> None:
+    def _write_file(self, order_id: int, session: KeptSession, held: list[KVRecord | None]) -> None:
         """On the reader's thread."""
         answer = CacheAnswer(order_id)
         try:
-            found = (
-                record or (None if self._disk is None else self._disk.get(*rest[place - num_mine]))
-                for place, record in enumerate(held)
-            )
+            found = (record or self._store.read(hash) for hash, record in zip(session.hashes, held))
             answer = answer._replace(file=self._sessions.write(session, found))
         except (OSError, PenstockError) as error:
             answer = answer._replace(error=f"the session could not be written: {error}")
@@ -111,8 +81,7 @@ class CacheOrders:
         """On the reader's thread: what is sound goes to the disk."""
         try:
             session, records = self._sessions.read(order.name, now)
-            if self._disk is not None:
-                self._disk.put([(key_of(self._format, record.hash), record) for record in records])
+            self._store.write(records)
             self.put(OrderDone(CacheAnswer(order.order_id), session))
         except PenstockError as error:
             self.put(OrderDone(CacheAnswer(order.order_id, str(error))))

@@ -2,11 +2,15 @@
 
 from collections import OrderedDict
 
+from penstock.runtime.core.batch import Batch
+
 NEWS = 0.25
 """Weight of the latest measurement in a moving average."""
 TRIES = 16
 """One in so many that should be slower is read all the same: what was measured may not be so any more."""
 MAX_GHOSTS = 1 << 16
+LEAST_BLOCKS = 2
+"""Fewer are computed at once."""
 
 
 class Ghosts:
@@ -48,6 +52,12 @@ class Rates:
 
     def note_prompt(self, num_tokens: int, seconds: float) -> None:
         self.prompt_tokens_s = _moved(self.prompt_tokens_s, num_tokens / max(seconds, 1e-6))
+
+    def note_step(self, batch: Batch, seconds: float) -> None:
+        """Steps of prompts tell what computing costs."""
+        num_prompt = sum(chunk.length for chunk in batch.chunks if len(chunk.token_ids) > chunk.num_drafts)
+        if 2 * num_prompt > batch.num_tokens:
+            self.note_prompt(batch.num_tokens, seconds)
 
     def compute_s(self, num_tokens: int) -> float | None:
         """None before anything is measured."""
