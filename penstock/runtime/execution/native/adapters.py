@@ -120,8 +120,9 @@ class NativeBank:
 
     def clear(self, slot: int) -> None:
         self.addresses[slot] = 0
-        for held in (self._slots, self._outputs, self._heads):
-            held.pop(slot, None)  # type: ignore[attr-defined]
+        self._slots.pop(slot, None)
+        self._outputs.pop(slot, None)
+        self._heads.pop(slot, None)
 
     def adapt_scores(self, scores: Tensor, hidden: Tensor, slots: Tensor) -> Tensor:
         """Scores of these slots' rows as their own output matrices make them."""
