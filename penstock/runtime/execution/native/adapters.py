@@ -190,9 +190,9 @@ class _LaidOut:
         a[: part.rank].copy_(part.right.view(part.rank, groups, 2, TILE).transpose(2, 3))
         b = self._take(tiles, rank // 2, TILE, 2)
         left = part.left.view(tiles, TILE, part.rank)
-        b[:, : part.rank // 2].copy_(left[..., : part.rank // 2 * 2].unflatten(2, (-1, 2)).transpose(1, 2))
-        if part.rank % 2:
-            b[:, -1, :, 0] = left[..., -1]
+        for odd in range(2):
+            ours = left[..., odd::2].transpose(1, 2)
+            b[:, : ours.shape[1], :, odd] = ours
         return a.data_ptr(), b.data_ptr()
 
     def _take(self, *shape: int) -> Tensor:
