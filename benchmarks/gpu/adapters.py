@@ -11,212 +11,37 @@ warmed up are named: each is a step that somebody waited for.
 
 import argparse
 import gc
-import os
-import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from itertools import count
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
-from benchmarks.cpu.adapters import write
+from benchmarks.cold_adapters import Beside, cold, finish, request, written
 from benchmarks.gpu.tune_lora import choose
-from penstock import SamplingParams
 from penstock.assembly.engine import load, make_engine, size
 from penstock.config import configure
-from penstock.runtime.core.batch import Delta
-from penstock.runtime.core.request import Request
-from penstock.runtime.engine.adapters.gate import AdapterGate
 from penstock.runtime.engine.engine import Engine
-from penstock.runtime.models.spec import ModelSpec
 
 STREAMS, PROMPT, TOKENS = 64, 128, 128
 COUNTS = (1, 8, 32)
 BESIDE = 32
 """Generations that go on while cold adapters come."""
-OWN_STEPS = 2
-"""The last steps before a first token: that of its prompt, and the one launched before its token was there."""
-NUMBERS = count(1)
-
-
-def request(number: int, tokens: int, adapter: str = "") -> Request:
-    params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
-    prompt = tuple((7 * number + i) % 1000 for i in range(PROMPT))
-    return Request(request_id=next(NUMBERS), prompt=prompt, params=params, adapter=adapter)
 
 
 def timed(engine: Engine, paths: Sequence[str]) -> float:
     begin_s = time.perf_counter()
     for number, path in enumerate(paths):
-        engine.submit(request(number, TOKENS, path))
+        engine.submit(request(number, PROMPT, TOKENS, path))
     finish(engine)
     return time.perf_counter() - begin_s
 
 
-def finish(engine: Engine) -> None:
-    while engine.has_work:
-        deltas = engine.step()
-        if not deltas and not engine.scheduler.has_work:
-            engine.wait(0.01)  # as a server does: a loop that spins keeps those that read from running
-        for delta in deltas:
-            if delta.finish is not None and delta.finish.reason == "error":
-                raise SystemExit(delta.finish.message)
-
-
-def written(folder: Path, spec: ModelSpec, rank: int, count: int) -> list[str]:
-    """One adapter, and copies of it that differ in their last number: what numbers are takes no time."""
-    first = write(folder / "a0", spec, rank, 0)
-    for number in range(1, count):
-        made = shutil.copytree(first, folder / f"a{number}")
-        with (made / "adapter_model.safetensors").open("r+b") as file:
-            file.seek(-2, os.SEEK_END)
-            file.write(number.to_bytes(2, "little"))
-    return [str(folder / f"a{number}") for number in range(count)]
-
-
 def rate(seconds: Sequence[float]) -> float:
     return STREAMS * TOKENS / statistics.median(seconds)
-
-
-class Beside:
-    """First tokens of some adapters, asked for one after another beside generations of the base; and the pace of steps."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
-        self.quiet_s: list[float] = []
-        self.loading_s: list[float] = []
-        """Until the request that is asked for has its turn: its own prompt makes the steps after that longer."""
-        self.running: set[int] = set()
-
-    def first_token_s(self, adapter: str) -> float:
-        asked = request(next(NUMBERS), 1, adapter)
-        begin_s = last_s = time.perf_counter()
-        self.engine.submit(asked)
-        steps_s: list[float] = []
-        while True:
-            deltas = self.step()
-            now_s = time.perf_counter()
-            steps_s.append(now_s - last_s)
-            last_s = now_s
-            if any(delta.request_id == asked.request_id and delta.token_ids for delta in deltas):
-                self.loading_s += steps_s[:-OWN_STEPS]
-                return now_s - begin_s
-
-    def rest(self, steps: int) -> None:
-        for _ in range(steps):
-            begin_s = time.perf_counter()
-            self.step()
-            self.quiet_s.append(time.perf_counter() - begin_s)
-
-    def step(self) -> Sequence[Delta]:
-        """Where a generation of the base has ended, another begins."""
-        deltas = self.engine.step()
-        for delta in deltas:
-            if delta.finish is not None and delta.request_id in self.running:
-                self.running.remove(delta.request_id)
-                self.begin()
-        return deltas
-
-    def begin(self) -> None:
-        asked = request(next(NUMBERS), 400 + 3 * len(self.running))
-        self.running.add(asked.request_id)
-        self.engine.submit(asked)
-
-
-def cold(engine: Engine, paths: Sequence[str], warm: str, count: int) -> None:
-    """The n-th adapter is asked for 1 / n as often as the first."""
-    gate = engine.adapters
-    assert gate is not None
-    gc.collect()
-    gc.freeze()  # as an engine's process does
-    watched = Watched(gate)
-    beside = Beside(engine)
-    for _ in range(BESIDE):
-        beside.begin()
-    beside.rest(20)
-    beside.first_token_s(warm)
-    beside.quiet_s.clear()  # prompts were among these steps
-    beside.loading_s.clear()
-    colds, warms, loading_s = [], [], []
-    chances = 1 / np.arange(1, len(paths) + 1)
-    drawn = np.random.default_rng(0).choice(len(paths), count, p=chances / chances.sum())
-    for path in (paths[number] for number in drawn):
-        beside.rest(2)
-        num_read = gate.counts.num_read
-        took_ms = beside.first_token_s(path) * 1e3
-        if gate.counts.num_read > num_read:
-            colds.append(took_ms)
-            loading_s += beside.loading_s
-        else:
-            warms.append(took_ms)
-        beside.loading_s = []
-    for number in beside.running:
-        engine.cancel(number)
-    finish(engine)
-    usual = statistics.median(beside.quiet_s) * 1e3
-    extra = sorted(each - statistics.median(warms) for each in colds)
-    late = sorted(each * 1e3 - usual for each in loading_s)
-    print(
-        f"{count} requests over {len(paths)} adapters, {len(colds)} read, {gate.counts.num_evicted} taken from the device\n"
-        f"a cold adapter's first token comes {statistics.median(extra):.1f} ms later, p95 {extra[-1 - len(extra) // 20]:.1f} "
-        f"(on the device: {statistics.median(warms):.1f} ms)\n"
-        f"steps beside it: {usual:.2f} ms usually, p95 {late[-1 - len(late) // 20]:.2f} later, at most {late[-1]:.2f} later "
-        f"({len(late)} steps; alone at most {max(beside.quiet_s) * 1e3 - usual:.2f} later)",
-        flush=True,
-    )
-    print(
-        f"latest: {', '.join(f'{each:.1f}' for each in late[-8:])}; alone: {worst(beside.quiet_s, usual)}", flush=True
-    )
-    watched.tell()
-
-
-def worst(found_s: Sequence[float], usual_ms: float) -> str:
-    return ", ".join(f"{each * 1e3 - usual_ms:.1f}" for each in sorted(found_s)[-8:])
-
-
-class Watched:
-    """How long reading and laying down adapters take, and collections of garbage."""
-
-    def __init__(self, gate: AdapterGate) -> None:
-        self._took_s: dict[str, list[float]] = {"garbage": []}
-        self._begun_s = 0.0
-        gc.callbacks.append(self._collects)
-        host: Any = gate._host
-        for name in ("read", "place"):
-            setattr(host, name, self._timed(name, getattr(host, name)))
-
-    def _timed(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        took_s = self._took_s[name] = []
-
-        def timed(*told: Any) -> Any:
-            begin_s = time.perf_counter()
-            try:
-                return call(*told)
-            finally:
-                took_s.append(time.perf_counter() - begin_s)
-
-        return timed
-
-    def _collects(self, phase: str, told: object) -> None:
-        now_s = time.perf_counter()
-        if phase == "start":
-            self._begun_s = now_s
-        else:
-            self._took_s["garbage"].append(now_s - self._begun_s)
-
-    def tell(self) -> None:
-        gc.callbacks.remove(self._collects)
-        for name, took_s in self._took_s.items():
-            if took_s:
-                ordered = sorted(each * 1e3 for each in took_s)
-                p95 = ordered[-1 - len(ordered) // 20]
-                told = f"{statistics.median(ordered):.1f} ms, p95 {p95:.1f}, at most {ordered[-1]:.1f}"
-                print(f"{name}: {told}, {len(ordered)} times", flush=True)
 
 
 def watch_compiling() -> list[str]:
@@ -271,7 +96,7 @@ def main() -> None:
             print(f"{cut}: engine with adapters, warmed up: {time.perf_counter() - begin_s:.0f} s", flush=True)
             by_turns(engine, paths, asked.turns, rate(plain))
             if asked.cold and number + 1 == len(asked.cut):
-                cold(engine, paths[max(COUNTS) :], paths[0], asked.asked)
+                cold(engine, paths[max(COUNTS) :], paths[0], asked.asked, Beside(engine, BESIDE, PROMPT))
             engine.close()
             del engine
             gc.collect()

@@ -51,6 +51,8 @@ def write_adapter(folder: Path, seed: int, rank: int = 4, scale: float = 0.5, **
             name = f"base_model.model.model.layers.{layer}.{module}"
             tensors[f"{name}.lora_A.weight"] = torch.randn((rank, columns), generator=generator) * columns**-0.5
             tensors[f"{name}.lora_B.weight"] = torch.randn((rows, rank), generator=generator) * scale
+            if config.get("use_dora"):
+                tensors[f"{name}.lora_magnitude_vector"] = torch.rand(rows, generator=generator) + 0.5
     save_file(tensors, folder / "adapter_model.safetensors")
     settings = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "bias": "none", "target_modules": list(MODULES)}
     (folder / "adapter_config.json").write_text(json.dumps(settings | config))

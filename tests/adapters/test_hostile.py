@@ -1,6 +1,7 @@
 """An adapter that is damaged, hostile or of another kind is refused with its reason, and nothing else happens."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,11 @@ def test_files(tmp_path: Path, spec: ModelSpec) -> None:
     (outside / "adapter_model.safetensors").rename(tmp_path / "elsewhere.safetensors")
     (outside / "adapter_model.safetensors").symlink_to(tmp_path / "elsewhere.safetensors")
     refused(outside, spec, "leaves the directory")
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        pipe = write_adapter(tmp_path / f"pipe {name}", 1)  # whoever opens it to read waits for a writer
+        (pipe / name).unlink()
+        os.mkfifo(pipe / name)
+        refused(pipe, spec, "no plain file")
     deep = write_adapter(tmp_path / "c", 1)
     (deep / "adapter_config.json").write_text("[" * 100_000)
     refused(deep, spec, "cannot be read|JSON object")

@@ -70,7 +70,7 @@ def test_a_mixed_batch_gives_the_bits_of_each_alone(kernels: str, tmp_path: Path
         {},
     ]
     adapters = {f"a{n}": write(tmp_path / f"a{n}", spec, n, rank=3 + n, **dict(kind)) for n, kind in enumerate(kinds)}
-    names = ["", *adapters, "", "a1"]
+    names = ["", *adapters, "", "a1", *["a0"] * 4]
     _, native = twins(spec, kernels)
 
     def found(llm: LLM, several: list[list[int]], adapters: list[str]) -> list[list[tuple[int, float]]]:
@@ -81,3 +81,6 @@ def test_a_mixed_batch_gives_the_bits_of_each_alone(kernels: str, tmp_path: Path
         together = found(llm, prompts(len(names)), names)
         alone = [found(llm, [prompt], [name])[0] for prompt, name in zip(prompts(len(names)), names)]
     assert together == alone
+    with opened(native, {"a0": adapters["a0"]}, prefix_caching=False) as llm:  # no DoRA lies in another slot
+        several = prompts(len(names))
+        assert found(llm, [several[1]], ["a0"]) == [together[1]]

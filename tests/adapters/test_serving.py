@@ -137,6 +137,11 @@ def test_a_bad_adapter_is_one_clear_error_and_the_server_goes_on(server: Server,
     outside = server.post("/v1/load_lora_adapter", {"lora_name": "x", "lora_path": "../named"})
     assert outside.status_code == 400
     assert "leads out" in outside.json()["error"]["message"]
+    (folder / "adapters" / "circle").symlink_to("circle")
+    for path in ("a\0b", "x" * 1000, "circle"):
+        answer = server.post("/v1/load_lora_adapter", {"lora_name": "x", "lora_path": path})
+        assert answer.status_code == 400, path
+        assert "is no path" in answer.json()["error"]["message"]
     assert completed(server, "named")
 
 

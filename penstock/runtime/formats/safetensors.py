@@ -96,6 +96,8 @@ def confined(directory: Path, name: str) -> Path:
     blobs = home.parent.parent / "blobs" if home.parent.name == "snapshots" else home
     if real.parent not in (home, blobs):
         raise ModelFileError(f"{directory}: {quoted(name)} is a link that leaves the directory; copy the file there")
+    if not real.is_file():
+        raise ModelFileError(f"{directory}: {quoted(name)} is no plain file; copy the file there")
     return real
 
 

@@ -4,7 +4,9 @@ An adapter's own output matrix, or a change to the model's, is added here: such 
 """
 
 import ctypes
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,10 +23,38 @@ from penstock.runtime.execution.native.load import gate_order
 from penstock.runtime.models.sharding import ModelShard
 from penstock.runtime.models.spec import ModelSpec
 from penstock.runtime.ops.cpu import library as native
-from penstock.runtime.ops.packed import TILE, unpack
+from penstock.runtime.ops.packed import GROUP, TILE, unpack
 
 MATRICES = ("attention.qkv", "attention.out", "mlp.gate_up", "mlp.down")
 """In the order of a native layer's fields."""
+
+
+@dataclass(frozen=True, slots=True)
+class NativeNumbers:
+    """An adapter as the library reads it, for as long as this is held."""
+
+    adapter: Adapter
+    """What of it the library does not compute: its output matrix, or what it changes of the model's."""
+    rank: int
+    shrunk_size: int
+    described: native.NativeAdapter
+    held: tuple[Tensor, ...]
+
+    @property
+    def digest(self) -> str:
+        return self.adapter.digest
+
+    @property
+    def path(self) -> str:
+        return self.adapter.path
+
+    @property
+    def base(self) -> str:
+        return self.adapter.base
+
+    @property
+    def num_bytes(self) -> int:
+        return self.adapter.num_bytes + sum(tensor.nbytes for tensor in self.held)
 
 
 class NativeBank:
@@ -40,20 +70,11 @@ class NativeBank:
         self._model = model
         self._is_cut = is_cut
         self._order = gate_order(model.spec)
-        self._held: dict[int, Any] = {}
+        self._slots: dict[int, NativeNumbers] = {}
         self._outputs: dict[int, LowRank] = {}
         self._heads: dict[int, Tensor] = {}
-        self._shrunk = dict.fromkeys(range(num_slots + 1), 0)
-        self._with_factors: set[int] = set()
+        self.shrunk_size = 1
         self.addresses = np.zeros(num_slots + 1, dtype=np.uint64)
-
-    @property
-    def shrunk_size(self) -> int:
-        return max(1, *self._shrunk.values())
-
-    @property
-    def has_factors(self) -> bool:
-        return bool(self._with_factors)
 
     def is_plain(self, slot: int) -> bool:
         return slot not in self._outputs and slot not in self._heads
@@ -62,47 +83,44 @@ class NativeBank:
         """Numbers are laid out anew for the library."""
 
     @torch.inference_mode()
-    def prepare(self, adapter: Adapter, add_up: AddUp | None = None) -> Adapter:
+    def prepare(self, adapter: Adapter, add_up: AddUp | None = None) -> NativeNumbers:
         if adapter.experts:
             raise ModelFileError("adapters of experts are not computed by native steps")
-        return with_factors(adapter, self._squares, is_cut=self._is_cut, add_up=add_up)
-
-    def put(self, slot: int, adapter: Adapter) -> None:
-        held: list[Any] = []
+        adapter = with_factors(adapter, self._squares, is_cut=self._is_cut, add_up=add_up)
+        numbers = _LaidOut(adapter)
         layers = (native.AdapterLayer * self._model.spec.num_layers)()
-        widest, has_factors = 1, False
         for number, layer in enumerate(layers):
             for field, name in zip(native.AdapterLayer._fields_, MATRICES, strict=True):
                 parts = adapter.changes.get(f"layers.{number}.{name}", ())
-                matrix = getattr(layer, field[0])
-                self._describe(matrix, f"layers.{number}.{name}", parts, held)
-                widest = max(widest, sum(part.rank for part in parts if part is not None))
-                has_factors = has_factors or any(part is not None and part.scales is not None for part in parts)
-        described = native.NativeAdapter(layers=layers, has_factors=has_factors)
+                self._describe(getattr(layer, field[0]), f"layers.{number}.{name}", parts, numbers)
+        described = native.NativeAdapter(layers=layers)
         lookup = adapter.changes.get("embedding", (None,))[0]
         if lookup is not None:
-            pair = lookup.left.float().contiguous(), lookup.right.float().contiguous()
-            held += pair
-            described.left, described.right, described.rank = pair[0].data_ptr(), pair[1].data_ptr(), lookup.rank
+            described.left, described.right = numbers.hold(lookup.left.float()), numbers.hold(lookup.right.float())
+            described.rank = lookup.rank
         if "embedding" in adapter.tables:
-            table = adapter.tables["embedding"].contiguous()
-            held.append(table)
-            described.embedding = table.data_ptr()
-        output = adapter.changes.get("output", (None,))[0]
+            described.embedding = numbers.hold(adapter.tables["embedding"])
+        rest = replace(
+            adapter,
+            changes={name: parts for name, parts in adapter.changes.items() if name == "output"},
+            tables={name: table for name, table in adapter.tables.items() if name == "output"},
+        )
+        return NativeNumbers(rest, adapter.rank, numbers.widest, described, tuple(numbers.held))
+
+    def put(self, slot: int, numbers: NativeNumbers) -> None:
+        """Numbers stay where they are: a slot is an address."""
+        output = numbers.adapter.changes.get("output", (None,))[0]
         if output is not None:
             self._outputs[slot] = output
-        if "output" in adapter.tables:
-            self._heads[slot] = adapter.tables["output"]
-        self._held[slot] = (described, layers, held)
-        self._shrunk[slot] = widest
-        if has_factors:
-            self._with_factors.add(slot)
-        self.addresses[slot] = ctypes.addressof(described)
+        if "output" in numbers.adapter.tables:
+            self._heads[slot] = numbers.adapter.tables["output"]
+        self._slots[slot] = numbers
+        self.shrunk_size = max(self.shrunk_size, numbers.shrunk_size)
+        self.addresses[slot] = ctypes.addressof(numbers.described)
 
     def clear(self, slot: int) -> None:
-        self.addresses[slot] = self._shrunk[slot] = 0
-        self._with_factors.discard(slot)
-        self._held.pop(slot, None)
+        self.addresses[slot] = 0
+        self._slots.pop(slot, None)
         self._outputs.pop(slot, None)
         self._heads.pop(slot, None)
 
@@ -130,21 +148,57 @@ class NativeBank:
             weight = torch.empty_like(weight).index_copy_(0, self._order, weight)
         return (weight[change.first : change.rows.stop] + change.left @ change.right).square().sum(1)
 
-    def _describe(self, matrix: Any, name: str, parts: Sequence[LowRank | None], held: list[Any]) -> None:
+    def _describe(self, matrix: Any, name: str, parts: Sequence[LowRank | None], numbers: "_LaidOut") -> None:
         given = [part for part in parts if part is not None]
         matrix.num_parts = len(given)
         for target, part in zip(matrix.parts, given):
             if part.first % TILE or len(part.left) % TILE:
                 raise ModelFileError(f"{name} is changed in rows that are not whole tiles")
-            a = part.right.to(torch.bfloat16).contiguous()
-            b = part.left.to(torch.bfloat16).view(-1, TILE, part.rank).transpose(1, 2).contiguous()
-            held += (a, b)
-            target.a, target.b = a.data_ptr(), b.data_ptr()
-            target.rank, target.first, target.size = part.rank, part.first, len(part.left)
+            target.a, target.b = numbers.lay_out(part)
+            target.rank, target.first, target.size = _even(part.rank), part.first, len(part.left)
+        numbers.widest = max(numbers.widest, sum(_even(part.rank) for part in given))
         if any(part.scales is not None for part in given):
             factors = torch.ones(self._model.matrix(name).num_rows)
             for part in given:
                 if part.scales is not None:
                     factors[part.first : part.rows.stop] = part.scales
-            held.append(factors)
-            matrix.factors = factors.data_ptr()
+            matrix.factors = numbers.hold(factors)
+
+
+class _LaidOut:
+    """Thin matrices of all layers in one run of memory, as the library reads them, and what else it is to find."""
+
+    def __init__(self, adapter: Adapter) -> None:
+        parts = [part for name, each in adapter.changes.items() if name.endswith(MATRICES) for part in each]
+        sizes = [_even(part.rank) * (len(part.left) + part.right.shape[1]) for part in parts if part is not None]
+        self._numbers = torch.zeros(sum(sizes), dtype=torch.bfloat16)
+        self._end = 0
+        self.held: list[Tensor] = [self._numbers]
+        self.widest = 1
+        """Numbers that the thin products of one matrix take, at most."""
+
+    def hold(self, tensor: Tensor) -> int:
+        """Where a tensor lies from now on."""
+        self.held.append(tensor.contiguous())
+        return self.held[-1].data_ptr()
+
+    def lay_out(self, part: LowRank) -> tuple[int, int]:
+        """Where A and B lie. What the library widens by one load stands side by side: columns half a group apart, and two ranks
+        of a row."""
+        rank, groups, tiles = _even(part.rank), part.right.shape[1] // GROUP, len(part.left) // TILE
+        a = self._take(rank, groups, TILE, 2)
+        a[: part.rank].copy_(part.right.view(part.rank, groups, 2, TILE).transpose(2, 3))
+        b = self._take(tiles, rank // 2, TILE, 2)
+        left = part.left.view(tiles, TILE, part.rank)
+        for odd in range(2):
+            ours = left[..., odd::2].transpose(1, 2)
+            b[:, : ours.shape[1], :, odd] = ours
+        return a.data_ptr(), b.data_ptr()
+
+    def _take(self, *shape: int) -> Tensor:
+        begin, self._end = self._end, self._end + math.prod(shape)
+        return self._numbers[begin : self._end].view(shape)
+
+
+def _even(rank: int) -> int:
+    return rank + rank % 2

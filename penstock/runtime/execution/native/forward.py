@@ -136,7 +136,7 @@ class NativeForward:
             return True
         bank = adapters.bank
         self._pointers[list(rows)] = bank.addresses[adapters.of(rows)]
-        self._adaptation.shrunk_size, self._adaptation.has_factors = bank.shrunk_size, bank.has_factors
+        self._adaptation.shrunk_size = bank.shrunk_size
         return all(bank.is_plain(slot) for slot in slots)
 
     @property

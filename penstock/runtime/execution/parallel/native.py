@@ -108,7 +108,7 @@ class NativePart:
         bank, tokens, adaptation = self._bank, self._adapted.tokens, None
         if bank is not None and tokens is not None:
             addresses = bank.addresses[tokens.slots.numpy()]  # the name keeps them alive
-            adaptation = native.Adaptation(addresses.ctypes.data, bank.shrunk_size, bank.has_factors)
+            adaptation = native.Adaptation(addresses.ctypes.data, bank.shrunk_size)
         hidden = self._decoder(token_ids, step, sharing, adaptation)
         if self._fault is not None:
             fault, self._fault = self._fault, None

@@ -170,14 +170,14 @@ class NativeAdapter(Structure):
     _fields_ = (
         ("layers", POINTER(AdapterLayer)),
         *((name, c_void_p) for name in ("embedding", "left", "right")),
-        *((name, c_int32) for name in ("rank", "has_factors")),
+        *((name, c_int32) for name in ("rank", "reserved")),
     )
 
 
 class Adaptation(Structure):
     """Whose adapters a step's tokens have, or the rows it is told by."""
 
-    _fields_ = (("adapters", c_void_p), ("shrunk_size", c_int32), ("has_factors", c_int32))
+    _fields_ = (("adapters", c_void_p), ("shrunk_size", c_int32), ("reserved", c_int32))
 
 
 STRUCTS = (Matrix, NativeLayer, NativeModel, NativeStep, RowsStep, Product)

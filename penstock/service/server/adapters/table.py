@@ -62,10 +62,16 @@ class AdapterTable:
         if self._folder is None:
             raise invalid("adapters are loaded from a directory; serve with --adapters-dir DIR", "lora_path")
         folder = self._folder.resolve()
-        path = (folder / asked).resolve()
+        try:
+            path = (folder / asked).resolve()
+            is_there = path.exists()
+        except (OSError, RuntimeError, ValueError):  # too long a name, links in a circle, a zero byte
+            raise invalid(
+                f"lora_path {asked[:80]!r} is no path; name an adapter in --adapters-dir", "lora_path"
+            ) from None
         if not path.is_relative_to(folder) or path == folder:
             raise invalid("lora_path leads out of --adapters-dir; name an adapter inside of it", "lora_path")
-        if not path.exists():
+        if not is_there:
             raise ApiError(ErrorKind.NOT_FOUND, f"{asked[:200]!r} is not in --adapters-dir", param="lora_path")
         return str(path)
 

@@ -7,8 +7,8 @@
 
 namespace penstock {
 
-// Rows `first` .. `first + size` of a matrix, both multiples of 16, change by B A: a is bf16 [rank][columns], b is bf16
-// [size / 16][rank][16].
+// Rows `first` .. `first + size` of a matrix, both multiples of 16, change by B A, laid out as `shrink` and `expand` read them;
+// the rank is even.
 struct AdapterPart {
   const uint16_t* a;
   const uint16_t* b;
@@ -35,63 +35,69 @@ struct Adapter {
   const float* left;       // [tokens, rank], added to what is looked up times right [rank, hidden_size]; or null
   const float* right;
   int32_t rank;
-  int32_t has_factors;
+  int32_t reserved;
 };
 
 // Of a step: the adapter of each of its tokens, or of each row of the runner where the step is told by rows; null for none.
 struct Adaptation {
   const Adapter* const* adapters = nullptr;
   int32_t shrunk_size = 0;  // floats that the thin products of one matrix take, at most
-  int32_t has_factors = 0;
+  int32_t reserved = 0;
+};
+
+// Rows of one adapter, or of none, within a tile of rows.
+struct Together {
+  const Adapter* adapter;
+  int32_t count;
+  int32_t rows[kTogether];
 };
 
 namespace {
 
+// Numbers of rows that are computed together.
+struct Lines {
+  float* at[kTogether];
+  int count = 0;
+
+  void add(float* line) { at[count++] = line; }
+
+  Lines from(int64_t column) const {
+    Lines lines;
+    for (int i = 0; i < count; ++i) lines.add(at[i] + column);
+    return lines;
+  }
+};
+
 // h = A x, part after part.
-inline void shrink(const Kernels& k, const AdapterMatrix& matrix, const float* x, int columns, float* h) {
+inline void shrink(const Kernels& k, const AdapterMatrix& matrix, const Lines& x, int columns, Lines h) {
   for (int i = 0; i < matrix.num_parts; ++i) {
     const AdapterPart& part = matrix.parts[i];
-    k.shrink(part.a, part.rank, x, columns, h);
-    h += part.rank;
+    k.shrink(part.a, part.rank, x.at, x.count, columns, h.at);
+    h = h.from(part.rank);
   }
 }
 
 // Adds outputs `first` .. `first + count` of B h to y.
-inline void expand(const Kernels& k, const AdapterMatrix& matrix, const float* h, int first, int count, float* y) {
+inline void expand(const Kernels& k, const AdapterMatrix& matrix, Lines h, int first, int count, const Lines& y) {
   for (int i = 0; i < matrix.num_parts; ++i) {
     const AdapterPart& part = matrix.parts[i];
     const int begin = std::max(first, part.first), end = std::min(first + count, part.first + part.size);
     if (begin < end) {
       const uint16_t* b = part.b + (int64_t)(begin - part.first) * part.rank;
-      k.expand(b, part.rank, h, end - begin, y + begin - first);
+      k.expand(b, part.rank, h.at, h.count, end - begin, y.from(begin - first).at);
     }
-    h += part.rank;
+    h = h.from(part.rank);
   }
 }
 
-inline void scale(const AdapterMatrix& matrix, const float* bias, int first, int count, float* y) {
+// `bias` is that of the output `first`, or null.
+inline void scale(const AdapterMatrix& matrix, const float* bias, int first, int count, const Lines& y) {
   if (!matrix.factors) return;
-  for (int i = 0; i < count; ++i) {
-    const float b = bias ? bias[first + i] : 0.0f;
-    y[i] = (y[i] - b) * matrix.factors[first + i] + b;
-  }
-}
-
-// A row as it was before it was encoded, as near as the encoding is.
-inline void decode_row(const Rows& rows, int row, float* out) {
-  for (int group = 0; group < rows.num_groups; ++group, out += kGroup) {
-    const size_t at = ((size_t)(row / kTile) * rows.num_groups + group) * kTile + row % kTile;
-    if (rows.number == Number::kBf16) {
-      const uint16_t* from = (const uint16_t*)rows.values + at * kGroup;
-      for (int i = 0; i < kGroup; ++i) {
-        const uint32_t bits = (uint32_t)from[i] << 16;
-        __builtin_memcpy(out + i, &bits, sizeof bits);
-      }
-    } else {
-      const int8_t* from = (const int8_t*)rows.values + at * 2 * kGroup;
-      for (int i = 0; i < kGroup; ++i) out[i] = rows.scales[at] * (float)(from[i] * (1 << kLowBits) + from[kGroup + i]);
+  for (int r = 0; r < y.count; ++r)
+    for (int i = 0; i < count; ++i) {
+      const float b = bias ? bias[i] : 0.0f;
+      y.at[r][i] = (y.at[r][i] - b) * matrix.factors[first + i] + b;
     }
-  }
 }
 
 }  // namespace

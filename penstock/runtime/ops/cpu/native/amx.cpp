@@ -179,10 +179,10 @@ void finish() { _tile_release(); }
 namespace penstock {
 #if defined(PENSTOCK_EMULATED_TILES)
 const Kernels kEmulatedAmx = {"amx-emulated", 9, embed, norm, add, encode, encode_group, gate, softcap, peak, allow, multiply, place, attend,
-                              finish, shrink_bf16, expand_bf16};
+                              finish, decode, shrink, expand};
 #else
 const Kernels kAmx = {"amx", 9,      embed,    norm,  add,    encode, encode_group,
-                      gate,  softcap, peak, allow, multiply, place, attend, finish, shrink_bf16, expand_bf16};
+                      gate,  softcap, peak, allow, multiply, place, attend, finish, decode, shrink, expand};
 #endif
 }
 #endif

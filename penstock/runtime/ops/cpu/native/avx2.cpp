@@ -78,6 +78,6 @@ void finish() {}
 
 namespace penstock {
 const Kernels kAvx2 = {"avx2", 0,       embed,    norm,  add,    encode, encode_group,
-                       gate,   softcap, peak, allow, multiply, place, attend, finish, shrink_bf16, expand_bf16};
+                       gate,   softcap, peak, allow, multiply, place, attend, finish, decode, shrink, expand};
 }
 #endif

@@ -11,6 +11,6 @@ void finish() {}
 
 namespace penstock {
 const Kernels kAvx512 = {"avx512", 0,       embed,         norm,  add,    encode, encode_group,
-                         gate,     softcap, peak, allow, multiply_vnni, place, attend, finish, shrink_bf16, expand_bf16};
+                         gate,     softcap, peak, allow, multiply_vnni, place, attend, finish, decode, shrink, expand};
 }
 #endif

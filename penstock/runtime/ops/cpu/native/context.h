@@ -108,7 +108,7 @@ struct Context {
   const Kernels* kernels;
   std::unique_ptr<Buffer[]> scratch;  // one a thread
   RowsBuffer input, attended, gated;
-  Buffer stream, qkv, attention, sublayer, line, items, chunks, panels, shrunk, order, wide;
+  Buffer stream, qkv, attention, sublayer, line, items, chunks, panels, shrunk, together, starts, wide;
   std::mutex panels_lock;
   RowsMemory rows;
   Marks marks;  // the first thread's to write

@@ -48,37 +48,84 @@ void add(const float* x, const float* weight, float eps, int size, float* stream
   for (int i = 0; i < size; ++i) stream[i] += x[i] * factor * weight[i];
 }
 
-PENSTOCK_INLINE Floats widen_bf16(const uint16_t* from) {
-  Halves halves;
-  std::memcpy(&halves, from, sizeof halves);
-  return (Floats)(__builtin_convertvector(halves, Bits) << 16);
+struct FloatPair {
+  Floats first, second;
+};
+
+// Thirty-two numbers in bf16, those of the two vectors side by side.
+PENSTOCK_INLINE FloatPair widen_pairs(const uint16_t* from) {
+  Bits bits;
+  std::memcpy(&bits, from, sizeof bits);
+  return {(Floats)(bits << 16), (Floats)(bits & 0xffff0000u)};
 }
 
-// Sixteen sums run side by side over the columns, whatever the machine: results have one order.
-void shrink_bf16(const uint16_t* a, int rank, const float* x, int count, float* out) {
-  int k = 0;
-  for (; k + 4 <= rank; k += 4) {
-    const uint16_t* rows = a + (int64_t)k * count;
-    Floats sums[4] = {};
-    for (int i = 0; i < count; i += 16) {
-      const Floats here = load(x + i);
-      for (int r = 0; r < 4; ++r) sums[r] += here * widen_bf16(rows + (int64_t)r * count + i);
+#if defined(PENSTOCK_AVX512)
+constexpr int kSums = 16;  // vectors that registers have room for, beside what is added to them
+#else
+constexpr int kSums = 4;
+#endif
+
+// Sixteen sums run side by side over the columns, whatever the machine and however many rows: results have one order.
+template <int kRows, int kRanks>
+PENSTOCK_INLINE void shrink_ranks(const uint16_t* a, const float* const* x, int columns, float* const* out, int k) {
+  Floats sums[kRanks][kRows] = {};
+  for (int i = 0; i < columns; i += kGroup)
+    for (int n = 0; n < kRanks; ++n) {
+      const FloatPair weights = widen_pairs(a + (int64_t)(k + n) * columns + i);
+      for (int r = 0; r < kRows; ++r) {
+        sums[n][r] += load(x[r] + i) * weights.first;
+        sums[n][r] += load(x[r] + i + kTile) * weights.second;
+      }
     }
-    for (int r = 0; r < 4; ++r) out[k + r] = sum(sums[r]);
-  }
-  for (; k < rank; ++k) {
-    Floats sums = {};
-    for (int i = 0; i < count; i += 16) sums += load(x + i) * widen_bf16(a + (int64_t)k * count + i);
-    out[k] = sum(sums);
-  }
+  for (int n = 0; n < kRanks; ++n)
+    for (int r = 0; r < kRows; ++r) out[r][k + n] = sum(sums[n][r]);
 }
 
-void expand_bf16(const uint16_t* b, int rank, const float* h, int count, float* y) {
-  for (int i = 0; i < count; i += 16, b += (int64_t)16 * rank) {
-    Floats made = {};
-    for (int k = 0; k < rank; ++k) made += h[k] * widen_bf16(b + 16 * k);
-    store(y + i, load(y + i) + made);
-  }
+template <int kRows>
+PENSTOCK_INLINE void shrink_rows(const uint16_t* a, int rank, const float* const* x, int columns, float* const* out) {
+  constexpr int kRanks = kSums / kRows < 4 ? kSums / kRows : 4;
+  int k = 0;
+  for (; k + kRanks <= rank; k += kRanks) shrink_ranks<kRows, kRanks>(a, x, columns, out, k);
+  for (; k < rank; ++k) shrink_ranks<kRows, 1>(a, x, columns, out, k);
+}
+
+template <int kRows, int kTiles>
+PENSTOCK_INLINE void expand_tiles(const uint16_t* b, int rank, const float* const* h, int first, float* const* y) {
+  Floats made[kTiles][kRows] = {};
+  b += (int64_t)first * rank;
+  for (int k = 0; k < rank; k += 2)
+    for (int t = 0; t < kTiles; ++t) {
+      const FloatPair weights = widen_pairs(b + kTile * (t * rank + k));
+      for (int r = 0; r < kRows; ++r) {
+        made[t][r] += h[r][k] * weights.first;
+        made[t][r] += h[r][k + 1] * weights.second;
+      }
+    }
+  for (int t = 0; t < kTiles; ++t)
+    for (int r = 0; r < kRows; ++r) {
+      float* to = y[r] + first + t * kTile;
+      store(to, load(to) + made[t][r]);
+    }
+}
+
+template <int kRows>
+PENSTOCK_INLINE void expand_rows(const uint16_t* b, int rank, const float* const* h, int count, float* const* y) {
+  constexpr int kTiles = kSums / kRows < 2 ? 1 : 2;
+  int i = 0;
+  for (; i + kTiles * kTile <= count; i += kTiles * kTile) expand_tiles<kRows, kTiles>(b, rank, h, i, y);
+  for (; i < count; i += kTile) expand_tiles<kRows, 1>(b, rank, h, i, y);
+}
+
+void shrink(const uint16_t* a, int rank, const float* const* x, int num_rows, int columns, float* const* out) {
+  if (num_rows == kTogether) return shrink_rows<kTogether>(a, rank, x, columns, out);
+  if (num_rows >= 2) shrink_rows<2>(a, rank, x, columns, out);
+  if (num_rows % 2) shrink_rows<1>(a, rank, x + num_rows - 1, columns, out + num_rows - 1);
+}
+
+void expand(const uint16_t* b, int rank, const float* const* h, int num_rows, int count, float* const* y) {
+  if (num_rows == kTogether) return expand_rows<kTogether>(b, rank, h, count, y);
+  if (num_rows >= 2) expand_rows<2>(b, rank, h, count, y);
+  if (num_rows % 2) expand_rows<1>(b, rank, h + num_rows - 1, count, y + num_rows - 1);
 }
 
 PENSTOCK_INLINE void store_digits(Ints q, int8_t* to) {
@@ -116,6 +163,25 @@ void encode_group(const float* x, Rows& rows, int row, int group) {
 
 void encode(const float* x, Rows& rows, int row) {
   for (int g = 0; g < rows.num_groups; ++g) encode_group(x + g * kGroup, rows, row, g);
+}
+
+void decode(const Rows& rows, int row, float* out) {
+  for (int group = 0; group < rows.num_groups; ++group, out += kGroup) {
+    const size_t at = ((size_t)(row / kTile) * rows.num_groups + group) * kTile + row % kTile;
+    for (int i = 0; i < kGroup; i += 16) {
+      if (rows.number == Number::kBf16) {
+        Halves halves;
+        std::memcpy(&halves, (const uint16_t*)rows.values + at * kGroup + i, sizeof halves);
+        store(out + i, (Floats)(__builtin_convertvector(halves, Bits) << 16));
+      } else {
+        Bytes high, low;
+        std::memcpy(&high, (const int8_t*)rows.values + at * 2 * kGroup + i, sizeof high);
+        std::memcpy(&low, (const int8_t*)rows.values + at * 2 * kGroup + kGroup + i, sizeof low);
+        const Ints whole = (__builtin_convertvector(high, Ints) << kLowBits) + __builtin_convertvector(low, Ints);
+        store(out + i, rows.scales[at] * to_floats(whole));
+      }
+    }
+  }
 }
 
 PENSTOCK_INLINE Floats bent(Floats x, int activation) {

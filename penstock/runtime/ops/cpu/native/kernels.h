@@ -193,12 +193,16 @@ struct Kernels {
   void (*place)(const Place& place);
   void (*attend)(const Attend& task, uint8_t* scratch);
   void (*finish)();  // a thread is done with a step
-  // out[k] = a[k] x, for bf16 a [rank, count].
-  void (*shrink)(const uint16_t* a, int rank, const float* x, int count, float* out);
-  // y[i] += sum of h[k] b[i / 16][k][i % 16], for bf16 b; `count` is a multiple of 16.
-  void (*expand)(const uint16_t* b, int rank, const float* h, int count, float* y);
+  // A row as it was before it was encoded, as near as the encoding is.
+  void (*decode)(const Rows& rows, int row, float* out);
+  // Of each of up to kTogether rows, out[k] = a[k] x, for bf16 a [rank][columns / 32][16][2]: of a group of columns, each beside
+  // that of the other half.
+  void (*shrink)(const uint16_t* a, int rank, const float* const* x, int num_rows, int columns, float* const* out);
+  // Likewise y[i] += sum of h[k] b[i / 16][k / 2][i % 16][k % 2], for bf16 b; `count` is a multiple of 16, `rank` of 2.
+  void (*expand)(const uint16_t* b, int rank, const float* const* h, int num_rows, int count, float* const* y);
 };
 
+constexpr int kTogether = 4;                  // rows of one adapter that its numbers are read once for
 constexpr int kWidestPiece = 8;               // output tiles that one call multiplies
 constexpr int kMostWidenedBytes = 384 << 10;  // of their weights as bf16, which should stay near
 constexpr int kScratchGroupBytes = 2 * kMaxTiles * 1024;

@@ -9,11 +9,28 @@ namespace {
 
 // Adapters of the rows that a product has, and what they made of its inputs.
 struct Adapting {
-  const Adapter* const* adapters;  // of the product's first row on; null for none
-  const float* shrunk;
+  const Together* together;  // null for none
+  const int32_t* starts;     // of each tile of rows, from the product's first on
+  float* shrunk;             // [rows, shrunk_size], by the step's rows as `together` is
   int shrunk_size;
+  int first;  // row of the step that is the product's first
   int layer;
   int width;  // of a gated sublayer
+
+  // Calls `function(its adapter's layer, h, y)` for all rows of a block that have an adapter.
+  template <typename Function>
+  void each(const Block& block, Function function) const {
+    for (int i = starts[block.row_tile]; i < starts[block.row_tile + 1]; ++i) {
+      const Together& rows = together[i];
+      if (!rows.adapter) continue;
+      Lines h, y;
+      for (int r = 0; r < rows.count; ++r) {
+        h.add(shrunk + (int64_t)rows.rows[r] * shrunk_size);
+        y.add(block.values + (rows.rows[r] - first - block.row_tile * kTile) * kBlockStride);
+      }
+      function(rows.adapter->layers[layer], h, y);
+    }
+  }
 };
 
 struct Target {
@@ -25,27 +42,22 @@ struct Target {
   Adapting adapting = {};
 };
 
-inline void adapt_qkv(const Target& target, int row, int column, int count, float* values) {
-  const Adapting& adapting = target.adapting;
-  const Adapter* adapter = adapting.adapters ? adapting.adapters[row] : nullptr;
-  if (!adapter) return;
-  const AdapterMatrix& matrix = adapter->layers[adapting.layer].qkv;
-  scale(matrix, target.matrix->bias, column, count, values);
-  expand(*target.kernels, matrix, adapting.shrunk + (int64_t)row * adapting.shrunk_size, column, count, values);
-}
-
 inline void put(void* context, const Block& block) {
   const Target& target = *(const Target*)context;
   const int column = block.first_tile * kTile;
   const int left = target.matrix->num_rows - column, width = block.num_tiles * kTile;
   const int count = left < width ? left : width;
   const float* bias = target.matrix->bias ? target.matrix->bias + column : nullptr;
+  for (int r = 0; bias && r < block.num_rows; ++r)
+    for (int i = 0; i < count; ++i) block.values[r * kBlockStride + i] += bias[i];
+  if (target.adapting.together)
+    target.adapting.each(block, [&](const AdapterLayer& layer, const Lines& h, const Lines& y) {
+      scale(layer.qkv, bias, column, count, y);
+      expand(*target.kernels, layer.qkv, h, column, count, y);
+    });
   for (int r = 0; r < block.num_rows; ++r) {
     float* to = target.to + (int64_t)(block.row_tile * kTile + r) * target.stride + column;
-    float* from = block.values + r * kBlockStride;
-    if (bias)
-      for (int i = 0; i < count; ++i) from[i] += bias[i];
-    adapt_qkv(target, block.row_tile * kTile + r, column, count, from);
+    const float* from = block.values + r * kBlockStride;
     if (target.adds) {
       for (int i = 0; i < count; ++i) to[i] += from[i];
     } else {
@@ -56,7 +68,7 @@ inline void put(void* context, const Block& block) {
 
 // Rows that have room for whole tiles may be written by whole tiles.
 inline Sink sink_of(Target& target) {
-  const bool is_whole = !target.matrix->bias && !target.adapting.adapters && target.matrix->num_rows % kTile == 0;
+  const bool is_whole = !target.matrix->bias && !target.adapting.together && target.matrix->num_rows % kTile == 0;
   return Sink{put, &target, is_whole ? target.to : nullptr, target.stride, target.adds};
 }
 
@@ -69,22 +81,16 @@ struct GateTarget {
 };
 
 // A block has 32 gates and the 32 ups of the same numbers; adapters have all gates, then all ups.
-inline void adapt_gates(const GateTarget& target, int row, int group, float* values) {
-  const Adapting& adapting = target.adapting;
-  const Adapter* adapter = adapting.adapters ? adapting.adapters[row] : nullptr;
-  if (!adapter) return;
-  const AdapterMatrix& matrix = adapter->layers[adapting.layer].gate_up;
-  const float* h = adapting.shrunk + (int64_t)row * adapting.shrunk_size;
-  for (int half = 0; half < 2; ++half, values += kGroup) {
-    const int first = half * adapting.width + group * kGroup;
-    if (matrix.factors)
-      for (int i = 0; i < kGroup; ++i) {
-        const float* bias = target.matrix->bias;
-        const float b = bias ? bias[group * 2 * kGroup + half * kGroup + i] : 0.0f;
-        values[i] = (values[i] - b) * matrix.factors[first + i] + b;
-      }
-    expand(*target.kernels, matrix, h, first, kGroup, values);
-  }
+inline void adapt_gates(const GateTarget& target, const Block& block) {
+  target.adapting.each(block, [&](const AdapterLayer& layer, const Lines& h, const Lines& y) {
+    for (int half = 0; half < 2; ++half) {
+      const int column = block.first_tile * kTile + half * kGroup;
+      const int first = half * target.adapting.width + block.first_tile / kMaxTiles * kGroup;
+      const float* bias = target.matrix->bias ? target.matrix->bias + column : nullptr;
+      scale(layer.gate_up, bias, first, kGroup, y.from(half * kGroup));
+      expand(*target.kernels, layer.gate_up, h, first, kGroup, y.from(half * kGroup));
+    }
+  });
 }
 
 // Two tiles of gates and the two of the same up rows become one group of the next product's input.
@@ -93,13 +99,12 @@ inline void put_gated(void* context, const Block& block) {
   for (int r = 0; target.matrix->bias && r < block.num_rows; ++r)
     for (int i = 0; i < 2 * kGroup; ++i)
       block.values[r * kBlockStride + i] += target.matrix->bias[block.first_tile * kTile + i];
-  for (int r = 0; target.adapting.adapters && r < block.num_rows; ++r)
-    adapt_gates(target, block.row_tile * kTile + r, block.first_tile / kMaxTiles, block.values + r * kBlockStride);
+  if (target.adapting.together) adapt_gates(target, block);
   target.kernels->gate(block, target.activation, *target.rows, block.first_tile / kMaxTiles);
 }
 
 inline Sink sink_of(GateTarget& target) {
-  const bool is_plain = !target.matrix->bias && !target.adapting.adapters;
+  const bool is_plain = !target.matrix->bias && !target.adapting.together;
   return Sink{put_gated, &target, nullptr, 0, false, is_plain ? target.rows : nullptr, target.activation};
 }
 

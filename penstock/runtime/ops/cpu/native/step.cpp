@@ -20,7 +20,7 @@ struct Run {
   float* qkv;
   float* attention;
   float* sublayer;
-  float* lines;  // one of hidden_size for each thread
+  float* lines;  // kTogether of hidden_size for each thread
   Items items;
   Panels panels;  // none if products are shared out by outputs
   bool yields;    // it may be interrupted
@@ -29,14 +29,15 @@ struct Run {
 
   Adaptation adaptation = {};
   float* shrunk = nullptr;    // [tokens, shrunk_size] what adapters made of the next product's inputs
-  float* wide = nullptr;      // one of mlp_width for each thread
-  int32_t* order = nullptr;   // rows, those of one adapter side by side
+  float* wide = nullptr;      // kTogether of mlp_width for each thread
+  const Together* together = nullptr;   // all rows, tile by tile
+  const int32_t* starts = nullptr;      // of each tile's in it
 
-  const Adapter* adapter(int row) const { return adaptation.adapters ? adaptation.adapters[row] : nullptr; }
+  bool is_adapted() const { return adaptation.adapters; }
   float* shrunk_row(int row) const { return shrunk + (int64_t)row * adaptation.shrunk_size; }
   Adapting adapting(int layer, int first) const {
-    if (!adaptation.adapters) return {};
-    return {adaptation.adapters + first, shrunk_row(first), adaptation.shrunk_size, layer, model.mlp_width};
+    if (!is_adapted()) return {};
+    return {together, starts + first / kTile, shrunk, adaptation.shrunk_size, first, layer, model.mlp_width};
   }
 
   int qkv_size() const { return (model.num_heads + 2 * model.num_kv_heads) * model.head_dim; }
@@ -200,68 +201,63 @@ void add_up(const Member& member, Run& run, float* numbers) {
   member.barrier();
 }
 
-// A sublayer's last product, which adapters add to once all of its inputs are there.
+// A sublayer's last product, which adapters add to once all of its inputs are there, before it is added to the stream.
 struct Ending {
   int layer = -1;  // none
   bool is_down = false;
-  bool waits = false;  // its output is not in the stream yet
   const Rows* gated = nullptr;
   int first = 0;  // row of the first of them
 };
 
-void adapt_ending(const Member& member, Run& run, const Ending& ending, int row) {
-  const Adapter* adapter = ending.layer < 0 ? nullptr : run.adapter(row);
-  if (!adapter) return;
+void adapt_ending(const Member& member, Run& run, const Ending& ending, const Together& rows) {
+  if (ending.layer < 0 || !rows.adapter) return;
   const Model& m = run.model;
-  const AdapterLayer& layer = adapter->layers[ending.layer];
+  const Kernels& k = *run.c.kernels;
+  const AdapterLayer& layer = rows.adapter->layers[ending.layer];
   const AdapterMatrix& matrix = ending.is_down ? layer.down : layer.out;
   const Matrix& plain = ending.is_down ? m.layers[ending.layer].down : m.layers[ending.layer].out;
-  float* y = (ending.waits ? run.sublayer : run.stream) + (int64_t)row * m.hidden_size;
-  const float* x = run.attention + (int64_t)row * run.q_size();
-  if (ending.is_down && matrix.num_parts) {
-    float* wide = run.wide + (int64_t)member.index * m.mlp_width;
-    decode_row(*ending.gated, row - ending.first, wide);
-    x = wide;
+  Lines x, h, y;
+  for (int i = 0; i < rows.count; ++i) {
+    const int64_t row = rows.rows[i];
+    float* wide = run.wide + ((int64_t)member.index * kTogether + i) * m.mlp_width;
+    if (ending.is_down && matrix.num_parts) k.decode(*ending.gated, row - ending.first, wide);
+    x.add(ending.is_down ? wide : run.attention + row * run.q_size());
+    h.add(run.shrunk_row(row));
+    y.add(run.sublayer + row * m.hidden_size);
   }
   scale(matrix, plain.bias, 0, m.hidden_size, y);
-  shrink(*run.c.kernels, matrix, x, ending.is_down ? m.mlp_width : run.q_size(), run.shrunk_row(row));
-  expand(*run.c.kernels, matrix, run.shrunk_row(row), 0, m.hidden_size, y);
+  shrink(k, matrix, x, ending.is_down ? m.mlp_width : run.q_size(), h);
+  expand(k, matrix, h, 0, m.hidden_size, y);
 }
 
-// As `each_row`; rows of one adapter go to one thread where they can.
+// As `each_row`, but of rows of one adapter at a time.
 template <typename Function>
-void each_adapted(const Member& member, Run& run, Function function) {
+void each_together(const Member& member, Run& run, Function function) {
   const int count = run.step.num_tokens;
-  if (!run.adaptation.adapters) return each_row(member, count, function);
-  const int64_t threads = run.c.pool.num_threads();
-  const int end = (int)(count * (member.index + 1) / threads);
-  for (int i = (int)(count * member.index / threads); i < end; ++i) function(run.order[i]);
+  if (!run.is_adapted()) return each_row(member, count, [&](int row) { function(Together{nullptr, 1, {row}}); });
+  const int64_t threads = run.c.pool.num_threads(), all = run.starts[pieces(count, kTile)];
+  const int64_t end = all * (member.index + 1) / threads;
+  for (int64_t i = all * member.index / threads; i < end; ++i) function(run.together[i]);
   member.barrier();
 }
 
 // A product added to the stream, at once or, where it has to wait, when `read_row` runs. Ranks add up what adapters added too.
 void multiply_into_stream(const Member& member, Run& run, const Rows& rows, const Matrix& matrix, bool is_normed,
                           Ahead& ahead, Ending& ending) {
-  ending.waits = is_normed || run.sharing.add_up || run.adaptation.has_factors;
-  Target target{&matrix, ending.waits ? run.sublayer : run.stream, run.model.hidden_size, !ending.waits};
+  const bool waits = is_normed || run.sharing.add_up || run.is_adapted();
+  Target target{&matrix, waits ? run.sublayer : run.stream, run.model.hidden_size, !waits};
   multiply(member, run.c, rows, matrix, kTilesAtOnce, sink_of(target).beside(ahead));
   if (!run.sharing.add_up) return;
-  if (run.adaptation.adapters) each_adapted(member, run, [&](int row) { adapt_ending(member, run, ending, row); });
+  if (run.is_adapted())
+    each_together(member, run, [&](const Together& rows) { adapt_ending(member, run, ending, rows); });
   ending.layer = -1;
   add_up(member, run, run.sublayer);
 }
 
-void shrink_row(Run& run, int layer, bool is_gate_up, const float* x, int row) {
-  const Adapter* adapter = run.adapter(row);
-  if (!adapter) return;
-  const AdapterLayer& own = adapter->layers[layer];
-  shrink(*run.c.kernels, is_gate_up ? own.gate_up : own.qkv, x, run.model.hidden_size, run.shrunk_row(row));
-}
-
 // Finishes the sublayer before, if its output waits, and returns the stream of a row, normed unless there is no norm.
-const float* read_row(const Member& member, Run& run, Waiting waiting, const float* weight, int row) {
+float* read_row(const Member& member, Run& run, Waiting waiting, const float* weight, int row, int place = 0) {
   const Model& m = run.model;
-  float* line = run.lines + (int64_t)member.index * m.hidden_size;
+  float* line = run.lines + ((int64_t)member.index * kTogether + place) * m.hidden_size;
   float* stream = run.stream + (int64_t)row * m.hidden_size;
   const float* sublayer = run.sublayer + (int64_t)row * m.hidden_size;
   if (waiting.norm) {
@@ -272,6 +268,27 @@ const float* read_row(const Member& member, Run& run, Waiting waiting, const flo
   if (!weight) return stream;
   run.c.kernels->norm(stream, weight, m.eps, m.hidden_size, line);
   return line;
+}
+
+// A product's rows of input, from `first` on.
+struct Input {
+  int layer;
+  bool is_gate_up;
+  Rows* rows;
+  int first = 0;
+};
+
+// Likewise of rows together, which become the next product's input.
+void read_rows(const Member& member, Run& run, Waiting waiting, const float* weight, const Together& rows, Input input) {
+  Lines lines, h;
+  for (int i = 0; i < rows.count; ++i) {
+    lines.add(read_row(member, run, waiting, weight, rows.rows[i], i));
+    run.c.kernels->encode(lines.at[i], *input.rows, rows.rows[i] - input.first);
+    h.add(run.shrunk_row(rows.rows[i]));
+  }
+  if (!rows.adapter) return;
+  const AdapterLayer& own = rows.adapter->layers[input.layer];
+  shrink(*run.c.kernels, input.is_gate_up ? own.gate_up : own.qkv, lines, run.model.hidden_size, h);
 }
 
 void adapt_embedding(const Model& m, const Adapter& adapter, int64_t token, float* stream) {
@@ -295,7 +312,8 @@ void embed_row(Run& run, int row) {
     std::memset(stream, 0, sizeof(float) * m.hidden_size);
   } else {
     run.c.kernels->embed(m.embedding, token, m.embedding_scale, stream);
-    if (const Adapter* adapter = run.adapter(row)) adapt_embedding(m, *adapter, token, stream);
+    const Adapter* adapter = run.is_adapted() ? run.adaptation.adapters[row] : nullptr;
+    if (adapter) adapt_embedding(m, *adapter, token, stream);
   }
 }
 
@@ -315,7 +333,7 @@ void walk(void* context, const Member& member) {
   const Model& m = run.model;
   const Kernels& k = *run.c.kernels;
   const int count = run.step.num_tokens;
-  const bool is_shared = run.sharing.add_up, waits = is_shared || run.adaptation.has_factors;
+  const bool is_shared = run.sharing.add_up, waits = is_shared || run.is_adapted();
   note(member, run, Part::kStart, -1);
   each_row(member, count, [&](int row) { embed_row(run, row); });
   if (is_shared && !run.sharing.inputs) add_up(member, run, run.stream);
@@ -327,11 +345,9 @@ void walk(void* context, const Member& member) {
     if (i && run.c.leaves[(i - 1) % 2]) return k.finish();
     const Layer& layer = m.layers[i];
     const auto read = [&](Waiting waiting, const float* weight, bool is_gate_up) {
-      each_adapted(member, run, [&](int row) {
-        adapt_ending(member, run, ending, row);
-        const float* line = read_row(member, run, waiting, weight, row);
-        k.encode(line, run.input, row);
-        shrink_row(run, i, is_gate_up, line, row);
+      each_together(member, run, [&](const Together& rows) {
+        adapt_ending(member, run, ending, rows);
+        read_rows(member, run, waiting, weight, rows, {i, is_gate_up, &run.input});
       });
     };
     read(waiting, layer.attention_norm, false);
@@ -354,14 +370,14 @@ void walk(void* context, const Member& member) {
     GateTarget gates{&k, &layer.gate_up, &run.gated, m.activation, run.adapting(i, 0)};
     multiply(member, run.c, run.input, layer.gate_up, kMaxTiles, sink_of(gates).beside(next));
     note(member, run, Part::kGateUp, i);
-    ending = {i, true, false, &run.gated};
+    ending = {i, true, &run.gated};
     multiply_into_stream(member, run, run.gated, layer.down, layer.mlp_post_norm, next, ending);
     note(member, run, Part::kDown, i);
     waiting = Waiting::of(layer.mlp_post_norm, waits);
   }
-  each_adapted(member, run, [&](int row) {
-    adapt_ending(member, run, ending, row);
-    finish_row(member, run, waiting, row);
+  each_together(member, run, [&](const Together& rows) {
+    adapt_ending(member, run, ending, rows);
+    for (int i = 0; i < rows.count; ++i) finish_row(member, run, waiting, rows.rows[i]);
   });
   note(member, run, Part::kEnd, -1);
   k.finish();
@@ -388,18 +404,32 @@ struct Stage {
 
   void multiply_into_stream(const Rows& rows, const Matrix& matrix, bool is_normed) {
     const int64_t size = run.model.hidden_size;
-    ending.waits = is_normed || run.adaptation.has_factors;
-    Target target{&matrix, (ending.waits ? run.sublayer : run.stream) + first * size, size, !ending.waits};
+    const bool waits = is_normed || run.is_adapted();
+    Target target{&matrix, (waits ? run.sublayer : run.stream) + first * size, size, !waits};
     multiply(rows, matrix, sink_of(target));
   }
 
-  void read(Waiting waiting, const float* weight, int number, bool is_gate_up) {
-    for (int row = 0; row < count; ++row) {
-      adapt_ending(member, run, ending, first + row);
-      const float* line = read_row(member, run, waiting, weight, first + row);
-      run.c.kernels->encode(line, input, row);
-      shrink_row(run, number, is_gate_up, line, first + row);
+  template <typename Function>
+  void each_together(Function function) {
+    if (run.is_adapted()) {
+      for (int i = run.starts[first / kTile]; i < run.starts[pieces(first + count, kTile)]; ++i) function(run.together[i]);
+    } else {
+      for (int row = first; row < first + count; ++row) function(Together{nullptr, 1, {row}});
     }
+  }
+
+  void read(Waiting waiting, const float* weight, int number, bool is_gate_up) {
+    each_together([&](const Together& rows) {
+      adapt_ending(member, run, ending, rows);
+      read_rows(member, run, waiting, weight, rows, {number, is_gate_up, &input, first});
+    });
+  }
+
+  void finish(Waiting waiting) {
+    each_together([&](const Together& rows) {
+      adapt_ending(member, run, ending, rows);
+      for (int i = 0; i < rows.count; ++i) finish_row(member, run, waiting, rows.rows[i]);
+    });
   }
 
   void before_attention(int i, Waiting waiting) {
@@ -419,12 +449,12 @@ struct Stage {
     ending = {i, false};
     multiply_into_stream(run.attended.part(first / kTile, count), layer.out, layer.attention_post_norm);
     note(member, run, Part::kOut, i);
-    read(Waiting::of(layer.attention_post_norm, run.adaptation.has_factors), layer.mlp_norm, i, true);
+    read(Waiting::of(layer.attention_post_norm, run.is_adapted()), layer.mlp_norm, i, true);
     note(member, run, Part::kRead, i);
     GateTarget gates{run.c.kernels, &layer.gate_up, &gated, run.model.activation, run.adapting(i, first)};
     multiply(input, layer.gate_up, sink_of(gates));
     note(member, run, Part::kGateUp, i);
-    ending = {i, true, false, &gated, first};
+    ending = {i, true, &gated, first};
     multiply_into_stream(gated, layer.down, layer.mlp_post_norm);
     note(member, run, Part::kDown, i);
   }
@@ -443,36 +473,49 @@ void walk_panels(void* context, const Member& member) {
     }
     Stage stage(member, run, *panel);
     const int i = panel->num_done, end = panel->first + panel->count;
-    const Waiting waiting = i ? Waiting::of(m.layers[i - 1].mlp_post_norm, run.adaptation.has_factors) : Waiting{};
+    const Waiting waiting = i ? Waiting::of(m.layers[i - 1].mlp_post_norm, run.is_adapted()) : Waiting{};
     for (int item = panel->first_item; i && item < panel->end_item; ++item)
       attend_item(member, run, m.layers[i - 1], run.items.items[item]);
     if (i) note(member, run, Part::kAttention, i - 1);
     if (i) stage.after_attention(i - 1);
     for (int row = panel->first; !i && row < end; ++row) embed_row(run, row);
     if (i < m.num_layers) stage.before_attention(i, waiting);
-    for (int row = panel->first; i == m.num_layers && row < end; ++row) {
-      adapt_ending(member, run, stage.ending, row);
-      finish_row(member, run, waiting, row);
-    }
+    if (i == m.num_layers) stage.finish(waiting);
     run.panels.put_back(*panel);
   }
   note(member, run, Part::kEnd, -1);
   run.c.kernels->finish();
 }
 
-void prepare_adapters(Run& run, const Adaptation& adaptation) {
-  if (!adaptation.adapters) return;
-  const int count = run.step.num_tokens;
-  run.adaptation = adaptation;
-  run.shrunk = run.c.shrunk.reserve<float>((size_t)count * adaptation.shrunk_size);
-  run.wide = run.c.wide.reserve<float>((size_t)run.c.pool.num_threads() * run.model.mlp_width);
-  run.order = run.c.order.reserve<int32_t>(count);
-  for (int row = 0; row < count; ++row) run.order[row] = row;
-  std::stable_sort(run.order, run.order + count,
-                   [&](int a, int b) { return adaptation.adapters[a] < adaptation.adapters[b]; });
+// Rows of a tile that have one adapter go together, as long as every thread has some.
+void put_together(Run& run) {
+  const int count = run.step.num_tokens, threads = run.c.pool.num_threads();
+  const int most = std::clamp(pieces(count, threads), 1, kTogether);
+  Together* together = run.c.together.reserve<Together>(count);
+  int32_t* starts = run.c.starts.reserve<int32_t>(pieces(count, kTile) + 1);
+  int found = 0;
+  for (int row = 0; row < count; ++row) {
+    if (row % kTile == 0) starts[row / kTile] = found;
+    const Adapter* adapter = run.adaptation.adapters[row];
+    int i = starts[row / kTile];
+    while (i < found && (together[i].adapter != adapter || together[i].count == most)) ++i;
+    if (i == found) together[found++] = {adapter, 0, {}};
+    together[i].rows[together[i].count++] = row;
+  }
+  starts[pieces(count, kTile)] = found;
+  run.together = together;
+  run.starts = starts;
 }
 
-Run prepare(Context& c, const Model& m, const Step& s, bool in_panels, bool has_factors = false) {
+void prepare_adapters(Run& run, const Adaptation& adaptation) {
+  if (!adaptation.adapters) return;
+  run.adaptation = adaptation;
+  run.shrunk = run.c.shrunk.reserve<float>((size_t)run.step.num_tokens * adaptation.shrunk_size);
+  run.wide = run.c.wide.reserve<float>((size_t)run.c.pool.num_threads() * kTogether * run.model.mlp_width);
+  put_together(run);
+}
+
+Run prepare(Context& c, const Model& m, const Step& s, bool in_panels, bool is_adapted = false) {
   const int q_size = m.num_heads * m.head_dim, qkv_size = q_size + 2 * m.num_kv_heads * m.head_dim;
   const Number number = c.number_for(s.num_tokens, m.invariant);
   const size_t tokens = pieces(s.num_tokens, kTile) * kTile;  // products may write whole tiles
@@ -491,8 +534,9 @@ Run prepare(Context& c, const Model& m, const Step& s, bool in_panels, bool has_
   run.stream = c.stream.reserve<float>(tokens * m.hidden_size);
   run.qkv = c.qkv.reserve<float>(tokens * qkv_size);
   run.attention = c.attention.reserve<float>(tokens * q_size);
-  run.sublayer = c.sublayer.reserve<float>(m.layers[0].attention_post_norm || has_factors || !in_panels ? tokens * m.hidden_size : 1);
-  run.lines = c.line.reserve<float>((size_t)c.pool.num_threads() * m.hidden_size);
+  const bool waits = m.layers[0].attention_post_norm || is_adapted || !in_panels;
+  run.sublayer = c.sublayer.reserve<float>(waits ? tokens * m.hidden_size : 1);
+  run.lines = c.line.reserve<float>((size_t)c.pool.num_threads() * kTogether * m.hidden_size);
   const int widest = m.hidden_size > m.mlp_width ? m.hidden_size : m.mlp_width;
   c.reserve_scratch(widest > q_size ? widest : q_size);
   return run;
@@ -503,7 +547,7 @@ Run prepare(Context& c, const Model& m, const Step& s, bool in_panels, bool has_
 bool run_step(Context& c, const Model& model, const Step& step, bool yields, const Sharing& sharing,
               const Adaptation& adaptation) {
   // Ranks meet after every sublayer of all rows.
-  Run run = prepare(c, model, step, !sharing.add_up, adaptation.has_factors);
+  Run run = prepare(c, model, step, !sharing.add_up, adaptation.adapters);
   prepare_adapters(run, adaptation);
   run.yields = yields;
   run.sharing = sharing;
