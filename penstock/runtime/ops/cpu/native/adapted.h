@@ -79,6 +79,10 @@ inline void scale(const AdapterMatrix& matrix, const float* bias, int first, int
 
 // A row as it was before it was encoded, as near as the encoding is.
 inline void decode_row(const Rows& rows, int row, float* out) {
+  if (rows.whole) {
+    __builtin_memcpy(out, rows.whole_row(row), sizeof(float) * rows.num_groups * kGroup);
+    return;
+  }
   for (int group = 0; group < rows.num_groups; ++group, out += kGroup) {
     const size_t at = ((size_t)(row / kTile) * rows.num_groups + group) * kTile + row % kTile;
     if (rows.number == Number::kBf16) {

@@ -61,6 +61,7 @@ struct RowsBuffer {
     rows.scales = scales.reserve<float>(scaled);
     rows.sums = sums.reserve<float>(scaled);
     rows.totals = totals.reserve<int32_t>(scaled);
+    rows.whole = nullptr;
     rows.count = count;
     rows.num_groups = (int)groups;
     rows.number = number;
@@ -101,14 +102,15 @@ struct Context {
   const Kernels* kernels;
   std::unique_ptr<Buffer[]> scratch;  // one a thread
   RowsBuffer input, attended, gated;
-  Buffer stream, qkv, attention, sublayer, line, items, chunks, panels, shrunk, order, wide;
+  Buffer stream, qkv, attention, sublayer, line, items, chunks, panels, shrunk, order, wide, ungated;
   std::mutex panels_lock;
   RowsMemory rows;
   Marks marks;  // the first thread's to write
   std::atomic<bool> is_interrupted{false};  // set from outside: steps that yield are left halfway
   std::atomic<bool> leaves[2] = {};         // what the threads of a step agreed on, by turns of layers
 
-  Number number_for(int count, bool invariant) const {
+  Number number_for(int count, bool invariant, const Matrix& matrix) const {
+    if (matrix.row_scales) return Number::kByte;
     return kernels->bf16_from && count >= kernels->bf16_from && !invariant ? Number::kBf16 : Number::kInteger;
   }
 
