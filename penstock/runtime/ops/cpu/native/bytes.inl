@@ -13,8 +13,12 @@ PENSTOCK_INLINE void put_dots(const int32_t* dots, int num_rows, const float* sc
   for (int r = 0; r < num_rows; ++r) {
     Ints whole;
     std::memcpy(&whole, dots + r * kTile, sizeof whole);
-    const Floats values = to_floats(whole) * scale * row_scales[r];
-    store(to + r * stride, adds ? load(to + r * stride) + values : values);
+    Floats values = to_floats(whole) * scale * row_scales[r];
+    if (adds) {
+      asm("" : "+m"(values));  // product and sum are rounded apart, as where others add them
+      values += load(to + r * stride);
+    }
+    store(to + r * stride, values);
   }
 }
 
