@@ -1,10 +1,10 @@
 """Matrix products of a small model on a CPU: the native library beside torch's own operators, in one run.
 
-    python benchmarks/cpu/products.py [--threads 2] [--rows 1 8 32 512] [--out record.json]
+    python benchmarks/cpu/products.py [--threads 2] [--rows 1 8 32 512] [--w8a8] [--cpu-time] [--out record.json]
 
 Every layer's four products of SmolLM2-135M (hidden 576, 960 joined q, k, v, feed-forward 1536, 30 layers), 4-bit groups of 32;
 milliseconds for all layers, median of interleaved runs. `native integer` is the batch-invariant path, `native` whichever the
-library prefers.
+library prefers. With --w8a8 instead: 8-bit groups beside 8-bit rows with 8-bit activations, on AMX and on AVX-512 with VNNI.
 """
 
 import argparse
@@ -37,8 +37,21 @@ def weights() -> list[Grouped]:
     ]
 
 
-def native_run(matrices: list[Grouped], rows: int, threads: int, number: int) -> Callable[[], None]:
-    library = native.open_library(threads)
+def bytes_of(*, rounds: bool) -> list[Grouped]:
+    return [
+        Grouped(
+            torch.randint(-127, 128, (rows, columns // GROUP, GROUP), dtype=torch.int8),
+            torch.full((rows, columns // GROUP), 0.01, dtype=torch.float16),
+            None,
+            rounds=rounds,
+        )
+        for _ in range(NUM_LAYERS)
+        for rows, columns in SHAPES
+    ]
+
+
+def native_run(matrices: list[Grouped], rows: int, threads: int, number: int, kernels: str = "") -> Callable[[], None]:
+    library = native.open_library(threads, kernels)
     if library is None:
         raise SystemExit("the native library is not built: python setup.py build_ext --inplace")
     packed = [pack(matrix) for matrix in matrices]
@@ -84,35 +97,49 @@ def int8_run(matrices: list[Grouped], rows: int) -> Callable[[], None]:
     return lambda: [torch._weight_int8pack_mm(inputs[w.shape[1]], w, s) for w, s in packed] and None
 
 
+def runs_of(matrices: list[Grouped], rows: int, threads: int) -> dict[str, Callable[[], None]]:
+    runs = {
+        "native": native_run(matrices, rows, threads, 0),
+        "native integer": native_run(matrices, rows, threads, 8),
+        "torch bf16": bf16_run(matrices, rows),
+    }
+    if rows > 64:
+        return runs
+    return runs | {"torch int4": int4_run(matrices, rows), "torch int8": int8_run(matrices, rows)}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="CPU products")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rows", type=int, nargs="*", default=[1, 8, 32, 512])
     parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--w8a8", action="store_true")
+    parser.add_argument("--cpu-time", action="store_true")
     parser.add_argument("--out", type=Path, default=None)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
+    clock = time.process_time if args.cpu_time else time.perf_counter
     matrices = weights()
+    eights = {"int8": bytes_of(rounds=False), "w8a8": bytes_of(rounds=True)} if args.w8a8 else {}
     record: dict[str, dict[str, float]] = {}
     with torch.inference_mode():
         for rows in args.rows:
-            runs = {
-                "native": native_run(matrices, rows, args.threads, 0),
-                "native integer": native_run(matrices, rows, args.threads, 8),
-                "torch bf16": bf16_run(matrices, rows),
-                "torch int4": int4_run(matrices, rows),
-                "torch int8": int8_run(matrices, rows),
-            }
-            if rows > 64:
-                del runs["torch int4"], runs["torch int8"]
+            if args.w8a8:
+                runs = {
+                    f"{kernels} {name}": native_run(each, rows, args.threads, 0, kernels)
+                    for kernels in ("amx", "avx512")
+                    for name, each in eights.items()
+                }
+            else:
+                runs = runs_of(matrices, rows, args.threads)
             times: dict[str, list[float]] = {name: [] for name in runs}
             for _ in range(args.repeats):
                 for name, run in runs.items():
                     time.sleep(0.02)  # torch's threads spin for a while after their work
                     run()
-                    begin = time.perf_counter()
+                    begin = clock()
                     run()
-                    times[name].append(time.perf_counter() - begin)
+                    times[name].append(clock() - begin)
             record[str(rows)] = {name: round(statistics.median(each) * 1e3, 2) for name, each in times.items()}
             print(f"{rows:4} rows  " + "  ".join(f"{name} {value:.2f}" for name, value in record[str(rows)].items()))
     if args.out:

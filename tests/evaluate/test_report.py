@@ -82,6 +82,26 @@ def test_the_page_holds_all_it_shows_and_fetches_nothing() -> None:
         assert words in page
 
 
+def test_a_page_says_units_intervals_and_whose_speed_it_is() -> None:
+    draw = random.Random(3)
+    before, after = side(0.0, 2000, 10.0, draw=draw), side(0.03, 500, 20.0, draw=draw)
+    before["speed"]["runner"], after["speed"]["runner"] = "Decoder", "NativeDecoder"
+    found = summarize({"format": "int4"}, before, after)
+    page = page_of(found)
+    assert "(another runtime)" in found["recommendation"]
+    for words in (
+        "torch, floats",
+        "the native library, packed",
+        "50.0% (40 to 60 %)",
+        " points",
+        "right of 40 questions",
+    ):
+        assert words in page
+    perplexity = re.search(r"<td>perplexity</td><td[^>]*>([+-][0-9.]+) %", page)
+    assert perplexity
+    assert 2.0 < float(perplexity[1]) < 4.0
+
+
 def test_kept_reports_are_found_by_shape_the_least_loss_first(tmp_path: Path) -> None:
     keep(report(0.1, method="round"), SHAPE, tmp_path)
     keep(report(0.02), SHAPE, tmp_path)

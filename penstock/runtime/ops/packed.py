@@ -7,7 +7,8 @@ numbers in the order kernels read them:
     for each run of 16 rows, for each group:  values | 16 scales | 16 minimums
     values, as bytes  [8 lines][16 rows][4 inputs]   of W4: [4 lines], low half line j, high half line j + 4
 
-That is for CPUs. `Words` hold them row by row for GPUs, and products with them are operations. Knows no file format.
+Matrices that round what they are multiplied with are `PackedInt8`. That is for CPUs. `Words` hold them row by row for GPUs, and
+products with them are operations. Knows no file format.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,6 +22,7 @@ from torch.nn import functional
 from penstock.errors import ModelFileError
 from penstock.runtime.models.spec import Activation
 from penstock.runtime.ops.activation import gate
+from penstock.runtime.ops.int8 import Int8, PackedInt8, multiply_int8, pack_int8, round_int8
 from penstock.runtime.ops.op import operation
 
 GROUP = 32
@@ -123,7 +125,7 @@ class W8:
         return 512 + SCALES_BYTES * (1 + self.has_minimum)
 
 
-Packed: TypeAlias = W4 | W8
+Packed: TypeAlias = W4 | W8 | PackedInt8
 
 
 def join_rows(parts: Sequence[Grouped]) -> Grouped:
@@ -158,6 +160,8 @@ def quantize(weight: Tensor) -> Grouped:
 
 def pack(matrix: Grouped) -> Packed:
     """Rows are filled up with zeros to whole tiles."""
+    if matrix.rounds:
+        return pack_int8(Int8(matrix.values.flatten(1), matrix.scales[:, 0]))
     num_tiles = -(-matrix.num_rows // TILE)
     has_minimum = matrix.bits == 4 or matrix.minimums is not None
     num_groups, lines = matrix.values.shape[1], matrix.values.shape[2] // 4
@@ -180,6 +184,11 @@ def pack(matrix: Grouped) -> Packed:
 
 def unpack(packed: Packed) -> Grouped:
     num_groups = packed.num_columns // GROUP
+    if isinstance(packed, PackedInt8):
+        values, scales = packed.unpack()
+        return Grouped(
+            values.view(-1, num_groups, GROUP), scales.half()[:, None].expand(-1, num_groups), None, rounds=True
+        )
     data = packed.data.view(-1, num_groups, packed.block_bytes)
     split = packed.block_bytes - SCALES_BYTES * (1 + packed.has_minimum)
     lines = split // (TILE * 4)
@@ -198,8 +207,10 @@ def multiply(x: Tensor, packed: Packed) -> Tensor:
     """The definition of a product with a packed matrix: x [rows, columns] in float32 -> [rows, matrix rows].
 
     Each group of a row of x is rounded to whole numbers up to 1016 (11 bits) of its own scale; products of whole numbers are
-    exact.
+    exact. Of a matrix that rounds, all of a row is rounded to 8 bits of one scale.
     """
+    if isinstance(packed, PackedInt8):
+        return multiply_int8.definition(*round_int8.definition(x), packed.unpack(), None, torch.float32)
     matrix = unpack(packed).widened()
     groups = x.float().view(len(x), -1, GROUP)
     most = groups.abs().amax(-1)

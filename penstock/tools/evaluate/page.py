@@ -1,6 +1,6 @@
 """A report of `eval report` as one page for people: the sentence, tables, plots. It holds all it needs and fetches nothing."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -9,6 +9,8 @@ from penstock.tools.bench.report.plot import NUM_COLOURS, Line, plot
 from penstock.tools.evaluate.summary import WORKLOADS
 
 Report = Mapping[str, Any]
+RUNNERS = {"Decoder": "torch, floats", "NativeDecoder": "the native library, packed"}
+"""Where the two differ, a speed is not the format's alone."""
 
 
 def page_of(report: Report) -> str:
@@ -43,10 +45,26 @@ def rows_of(report: Report) -> list[tuple[str, ...]]:
         for name, words in WORKLOADS.items():
             cells = [f"{speed[name]:,.1f}" if speed else "" for speed in speeds]
             found.append((f"{name}, {words}, tokens/s", *cells, _ratio(ratios, name)))
-    for name in ("perplexity", "accuracy"):
-        if before[name] is not None and after[name] is not None:
-            found.append((name, f"{before[name]:.4g}", f"{after[name]:.4g}", ""))
+        found.append(("computed by", *(RUNNERS.get(speed.get("runner", ""), "") for speed in speeds), ""))
+    if before["perplexity"] is not None and after["perplexity"] is not None:
+        cells = [f"{side['perplexity']:.2f}" for side in (before, after)]
+        found.append(("perplexity", *cells, f"{after['perplexity'] / before['perplexity']:.3f}"))
+    if before["accuracy"] is not None and after["accuracy"] is not None:
+        cells = [f"{side['accuracy']:.1%} ({_shares(side['accuracy_interval'])})" for side in (before, after)]
+        found.append((f"right of {after['questions']:,} questions", *cells, ""))
     return found
+
+
+def _shares(interval: Sequence[float]) -> str:
+    return " to ".join(f"{100 * each:.0f}" for each in interval) + " %"
+
+
+def _change(line: Mapping[str, Any]) -> tuple[str, str]:
+    """Of perplexity as a share of it, of shares in points, of divergences in nats; with the interval."""
+    unit = {"perplexity": " %", "accuracy": " points"}.get(line["measure"])
+    numbers = [line["change"], *line["interval"]]
+    change, low, high = (f"{each:+.4f}" if unit is None else f"{100 * each:+.2f}" for each in numbers)
+    return f"{change}{unit or ' nats'}", f"{low} to {high}{unit or ' nats'}"
 
 
 def _ratio(ratios: Mapping[str, float], name: str) -> str:
@@ -55,7 +73,7 @@ def _ratio(ratios: Mapping[str, float], name: str) -> str:
 
 def _quality(report: Report) -> str:
     rows = [
-        (line["measure"], f"{line['change']:+.4f}", " to ".join(f"{each:+.4f}" for each in line["interval"]), line["verdict"])
+        (line["measure"], *_change(line), line["verdict"])
         for line in report["comparisons"]
     ]  # fmt: skip
     found = table(("measure", "change", "19 of 20 lie between", "after is"), rows) if rows else ""
@@ -102,10 +120,10 @@ def _strata(report: Report) -> str:
     if not before or not after:
         return ""
     rows = [
-        (f"{kind}: {name}", each["questions"], f"{each['accuracy']:.3f}", f"{now['accuracy']:.3f}",
-         " to ".join(f"{limit:.3f}" for limit in now["interval"]))
+        (f"{kind}: {name}", each["questions"], f"{each['accuracy']:.1%}", f"{now['accuracy']:.1%}",
+         _shares(now["interval"]))
         for kind, groups in before.items()
         for name, each in groups.items()
         if (now := after.get(kind, {}).get(name))
     ]  # fmt: skip
-    return "<h2>Tasks</h2>" + table(("stratum", "questions", "before", "after", "19 of 20"), rows)
+    return "<h2>Tasks</h2>" + table(("stratum", "questions", "before", "after", "after, 19 of 20"), rows)

@@ -77,7 +77,10 @@ def recommend(report: Measured) -> str:
     ratios = report["ratios"]
     gains = [f"is {1 / ratios['bytes']:.1f} times smaller"]
     if "W2" in ratios:
-        gains.append(f"runs one stream at {ratios['W2']:.1f} times the speed")
+        runners = {(report[side]["speed"] or {}).get("runner") for side in ("before", "after")}
+        gains.append(
+            f"runs one stream at {ratios['W2']:.1f} times the speed{' (another runtime)' if len(runners) > 1 else ''}"
+        )
     lines = {line["measure"]: line for line in report["comparisons"]}
     name = " ".join(str(report[key]) for key in ("format", "method") if report[key]) or "this model"
     loss = lines.get("perplexity")

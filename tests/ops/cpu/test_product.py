@@ -7,7 +7,7 @@ from penstock.runtime.ops.cpu.library import KERNELS, Library, matrix_of, open_l
 from penstock.runtime.ops.packed import multiply, pack
 from penstock.runtime.ops.sampling.sample import packed as packed_bits
 from tests.machine import NUM_THREADS
-from tests.ops.cpu.matrices import KINDS, random_matrix
+from tests.ops.cpu.matrices import BY_ROW, KINDS, random_matrix
 
 ROWS = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 24, 25, 40, 70)
 
@@ -25,7 +25,7 @@ def rows(count: int, size: int, seed: int = 3) -> torch.Tensor:
     return x * torch.logspace(-3, 3, count)[:, None]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, BY_ROW])
 @pytest.mark.parametrize("kernels", KERNELS)
 def test_every_kernel_gives_the_bits_of_the_portable_one(kernels: str, kind: str) -> None:
     library, portable = opened(kernels), opened("portable")
@@ -38,7 +38,7 @@ def test_every_kernel_gives_the_bits_of_the_portable_one(kernels: str, kind: str
             assert torch.equal(mine, portable.multiply(x, matrix, number=8)), (num_rows, num_columns, count)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, BY_ROW])
 @pytest.mark.parametrize("kernels", KERNELS)
 def test_a_kernel_equals_the_definition(kernels: str, kind: str) -> None:
     library = opened(kernels)
@@ -47,6 +47,17 @@ def test_a_kernel_equals_the_definition(kernels: str, kind: str) -> None:
     definition = multiply(x, packed)
     tolerance = 2e-6 * (x.abs().amax(1, keepdim=True) * 160)
     assert ((library.multiply(x, matrix_of(packed), number=8) - definition).abs() <= tolerance).all()
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_whole_numbers_under_one_scale_give_the_bits_of_the_definition(kernels: str) -> None:
+    """Columns that are no whole chunk, outputs that are no whole tile, more tiles than are handed on together."""
+    library = opened(kernels)
+    for num_rows, num_columns in ((33, 32), (100, 96), (80, 576)):
+        packed = pack(random_matrix(BY_ROW, num_rows, num_columns))
+        for count in ROWS:
+            x = rows(count, num_columns)
+            assert torch.equal(library.multiply(x, matrix_of(packed)), multiply(x, packed)), (num_rows, count)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -71,11 +82,12 @@ def test_a_row_does_not_know_its_neighbours(kernels: str) -> None:
         assert torch.equal(alone[0], together[index])
 
 
+@pytest.mark.parametrize("kind", ["8 bits", BY_ROW])
 @pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("spoiled", [float("nan"), float("inf")])
-def test_a_number_that_is_not_finite_spoils_its_own_row_alone(kernels: str, spoiled: float) -> None:
+def test_a_number_that_is_not_finite_spoils_its_own_row_alone(kernels: str, spoiled: float, kind: str) -> None:
     library = opened(kernels)
-    packed = pack(random_matrix("8 bits", 48, 128))
+    packed = pack(random_matrix(kind, 48, 128))
     for count, bad in ((3, 1), (20, 5)):
         x = rows(count, 128)
         clean = library.multiply(x, matrix_of(packed), number=8)
@@ -107,7 +119,7 @@ def test_unknown_kernels_are_not_opened() -> None:
     assert open_library(0) is None
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, BY_ROW])
 @pytest.mark.parametrize("kernels", KERNELS)
 def test_the_likeliest_is_the_first_of_the_largest(kernels: str, kind: str) -> None:
     library = opened(kernels)

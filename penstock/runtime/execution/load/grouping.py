@@ -95,6 +95,17 @@ def has_order(recipe: recipes.Recipe, checkpoint: Checkpoint) -> bool:
             return False
 
 
+def rounds_inputs(recipe: recipes.Recipe) -> bool:
+    """All of it was made to be multiplied with rows of 8 bits."""
+    match recipe:
+        case recipes.Concat(parts) | recipes.Stack(parts):
+            return all(rounds_inputs(part) for part in parts)
+        case recipes.Take(part) | recipes.HalvesPaired(part):
+            return rounds_inputs(part)
+        case _:
+            return isinstance(recipe, recipes.ScaledBytes) and recipe.rounds
+
+
 def _group_tensor(raw: RawTensor, audit: TensorAudit) -> Grouped:
     if raw.row_size % GROUP:
         raise ModelFileError(f"tensor {quoted(raw.name)} has rows of {raw.row_size} values, which are not whole groups")

@@ -8,7 +8,7 @@ from torch import Tensor
 from penstock.errors import ModelFileError
 from penstock.runtime.execution.device import rest_torch
 from penstock.runtime.execution.load.audit import TensorAudit
-from penstock.runtime.execution.load.grouping import group_recipe, has_order, is_quantized
+from penstock.runtime.execution.load.grouping import group_recipe, has_order, is_quantized, rounds_inputs
 from penstock.runtime.execution.load.parameters import check_all_used
 from penstock.runtime.execution.load.recipe import open_recipe
 from penstock.runtime.execution.native.arena import Arena
@@ -23,6 +23,8 @@ from penstock.runtime.ops.packed import GROUP, Grouped, pack
 
 MOST_BYTES_PER_WEIGHT = 2
 """Weights of 8 bits have scales besides, and rows are filled up to whole tiles."""
+LAYER_MATRICES = tuple(f"{name}.weight" for name in ("attention.qkv", "attention.out", "mlp.gate_up", "mlp.down"))
+"""A step has its rows in one number format: all of these are made for rows of 8 bits, or none is taken to be."""
 
 
 def load_native(
@@ -52,10 +54,12 @@ def fill_native(recipes: recipes.Recipes, checkpoint: Checkpoint, spec: ModelSpe
     matrices, vectors = {}, {}
     arena = Arena(MOST_BYTES_PER_WEIGHT * spec.num_parameters)
     used: dict[str, RawTensor] = {}
+    rounds = all(rounds_inputs(recipe) for name, recipe in recipes.items() if name.endswith(LAYER_MATRICES))
     for name, recipe in recipes.items():
         leaves = TensorAudit()
         if len(open_recipe(recipe, checkpoint, leaves).shape) == 2:
-            packed = pack(_ordered(name, group_recipe(recipe, checkpoint, leaves), spec))
+            matrix = _ordered(name, group_recipe(recipe, checkpoint, leaves), spec)
+            packed = pack(matrix if rounds and name.startswith("layers.") else replace(matrix, rounds=False))
             matrices[name] = replace(packed, data=arena.keep(packed.data))
         else:
             vectors[name] = _vector(name, recipe, checkpoint, leaves, spec)

@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from penstock.errors import EngineError, StepInterruptedError
+from penstock.runtime.ops.int8 import PackedInt8
 from penstock.runtime.ops.packed import Packed
 
-ABI = 6
+ABI = 7
 HALVES = 2
 """Numbers of 16 bits in a word of a bitmask: a mask is read so many tokens at a time."""
 BEYOND = 2
@@ -46,10 +47,8 @@ class Matrix(Structure):
     _fields_ = (
         ("data", c_void_p),
         ("bias", c_void_p),
-        ("bits", c_int32),
-        ("has_minimum", c_int32),
-        ("num_rows", c_int32),
-        ("num_columns", c_int32),
+        ("row_scales", c_void_p),
+        *((name, c_int32) for name in ("bits", "has_minimum", "num_rows", "num_columns")),
     )
 
 
@@ -319,9 +318,11 @@ def open_library(num_threads: int, kernels: str = "") -> Library | None:
 
 def matrix_of(packed: Packed, bias: Tensor | None = None) -> Matrix:
     """Borrows the memory of both."""
+    data = packed.data.data_ptr()
     return Matrix(
-        packed.data.data_ptr(),
+        data,
         None if bias is None else bias.data_ptr(),
+        data + packed.num_value_bytes if isinstance(packed, PackedInt8) else None,
         packed.bits,
         packed.has_minimum,
         packed.num_rows,

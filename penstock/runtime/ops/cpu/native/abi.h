@@ -15,9 +15,13 @@ constexpr int kTile = 16;   // outputs, or tokens, or keys, that one kernel call
 //   bits 8   512 bytes of values, 16 scales and, if has_minimum, 16 minimums; q in -128 .. 127
 //
 // Values stand as [8][16 outputs][4 inputs]; of 4-bit values, bytes j hold rows j (low half) and j + 4 (high half).
+//
+// Where outputs have one scale each, `row_scales`, filled up to whole runs of 16, inputs are rounded to bytes by token (W8A8), and
+// nothing stands between the values: of each run of 16 outputs [inputs / 4][16 outputs][4], inputs filled up to whole chunks of 64.
 struct Matrix {
   const uint8_t* data;
-  const float* bias;  // [num_rows] or null
+  const float* bias;        // [num_rows] or null
+  const float* row_scales;  // null where groups have theirs
   int32_t bits;
   int32_t has_minimum;
   int32_t num_rows;

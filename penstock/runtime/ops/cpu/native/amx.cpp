@@ -19,6 +19,7 @@
 #include "bf16_cache.inl"
 #include "byte_cache.inl"
 #include "bf16_tiles.inl"
+#include "byte_tiles.inl"
 #include "wide_attention.inl"
 #include "tile_attention.inl"
 
@@ -163,6 +164,8 @@ void multiply(const Rows& x, const Matrix& m, int first_tile, int num_tiles, uin
     const auto run = m.bits == 4 ? multiply_bf16<4, true>
                      : m.has_minimum ? multiply_bf16<8, true> : multiply_bf16<8, false>;
     run(x, m, first_tile, num_tiles, scratch, sink);
+  } else if (x.number == Number::kByte && x.count >= kTilesFrom) {
+    multiply_byte_tiles(x, m, first_tile, num_tiles, sink);
   } else if (x.count < kTilesFrom) {
     multiply_vnni(x, m, first_tile, num_tiles, scratch, sink);
   } else {

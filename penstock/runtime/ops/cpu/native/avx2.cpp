@@ -4,7 +4,7 @@
 #include <immintrin.h>
 
 #include "attention.inl"
-#include "elementwise.inl"
+#include "bytes.inl"
 
 namespace {
 
@@ -58,7 +58,26 @@ void multiply_row(const Rows& x, const Matrix& m, const uint8_t* block, int row_
   _mm256_storeu_ps(out + 8, sums[1]);
 }
 
+// Eight outputs of a row at a time.
+void multiply_w8a8(const Rows& x, const Matrix& m, int first_tile, int num_tiles, Sink sink) {
+  const int num_chunks = x.num_chunks();
+  const auto dots = [&](const int8_t* q, const uint8_t* w, const int32_t*, int num_rows, int32_t* out) {
+    for (int r = 0; r < num_rows; ++r)
+      for (int half = 0; half < 2; ++half) {
+        __m256i sums = _mm256_setzero_si256();
+        for (int i = 0; i < num_chunks * kTile; ++i) {
+          int32_t four;
+          std::memcpy(&four, q + (i / kTile * kTile + r) * 64 + i % kTile * 4, sizeof four);
+          sums = dot<8>(sums, load_bytes(w + i * 64 + half * 32), _mm256_set1_epi32(four));
+        }
+        _mm256_storeu_si256((__m256i*)(out + r * kTile + half * 8), sums);
+      }
+  };
+  multiply_bytes(x, m, first_tile, num_tiles, sink, dots);
+}
+
 void multiply(const Rows& x, const Matrix& m, int first_tile, int num_tiles, uint8_t*, Sink sink) {
+  if (x.number == Number::kByte) return multiply_w8a8(x, m, first_tile, num_tiles, sink);
   alignas(64) float values[kTile * kBlockStride];
   const size_t tile_bytes = (size_t)x.num_groups * block_bytes(m);
   const auto row = m.bits == 4 ? multiply_row<4, true> : m.has_minimum ? multiply_row<8, true> : multiply_row<8, false>;

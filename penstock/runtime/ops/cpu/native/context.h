@@ -62,14 +62,15 @@ struct RowsBuffer {
     rows.scales = scales.reserve<float>(scaled);
     rows.sums = sums.reserve<float>(scaled);
     rows.totals = totals.reserve<int32_t>(scaled);
+    rows.whole = nullptr;
     rows.count = count;
     rows.num_groups = (int)groups;
     rows.number = number;
-    if (number == Number::kInteger && count % kTile) {
+    if (count % kTile) {
       // Tiles multiply the rows that are not there, too: whatever lay in this memory may be numbers that take long.
-      const size_t last = (tiles - 1) * groups * kTile, bytes = groups * kTile * sizeof(float);
-      std::memset(rows.scales + last, 0, bytes);
-      std::memset(rows.sums + last, 0, bytes);
+      const size_t each = (number == Number::kByte ? 1 : groups) * kTile, last = (tiles - 1) * each;
+      std::memset(rows.scales + last, 0, each * sizeof(float));
+      std::memset(rows.sums + last, 0, each * sizeof(float));
     }
     return rows;
   }
@@ -108,14 +109,15 @@ struct Context {
   const Kernels* kernels;
   std::unique_ptr<Buffer[]> scratch;  // one a thread
   RowsBuffer input, attended, gated;
-  Buffer stream, qkv, attention, sublayer, line, items, chunks, panels, shrunk, together, starts, wide;
+  Buffer stream, qkv, attention, sublayer, line, items, chunks, panels, shrunk, together, starts, wide, ungated;
   std::mutex panels_lock;
   RowsMemory rows;
   Marks marks;  // the first thread's to write
   std::atomic<bool> is_interrupted{false};  // set from outside: steps that yield are left halfway
   std::atomic<bool> leaves[2] = {};         // what the threads of a step agreed on, by turns of layers
 
-  Number number_for(int count, bool invariant) const {
+  Number number_for(int count, bool invariant, const Matrix& matrix) const {
+    if (matrix.row_scales) return Number::kByte;
     return kernels->bf16_from && count >= kernels->bf16_from && !invariant ? Number::kBf16 : Number::kInteger;
   }
 

@@ -135,7 +135,39 @@ PENSTOCK_INLINE void store_digits(Ints q, int8_t* to) {
   std::memcpy(to + kGroup, &lows, sizeof lows);
 }
 
+// Whole numbers of 8 bits under one scale, sixteen of them at `at(i)`; a number that is not finite spoils the scale.
+template <typename At>
+PENSTOCK_INLINE float round_bytes(const float* x, int count, Ints& total, At at) {
+  Floats most = {}, spoiled = {};
+  for (int i = 0; i < count; i += 16) {
+    most = maximum(magnitude(load(x + i)), most);
+    spoiled += load(x + i) * 0.0f;
+  }
+  const float peak = largest(most) > 1e-12f ? largest(most) : 1e-12f, inverse = 127.0f / peak;
+  for (int i = 0; i < count; i += 16) {
+    const Floats v = load(x + i);
+    const Ints whole = to_ints(nearest(select(v == v, v * inverse, Floats{})));
+    const Bytes bytes = __builtin_convertvector(whole, Bytes);
+    std::memcpy(at(i), &bytes, sizeof bytes);
+    total += whole;
+  }
+  return peak / 127.0f + sum(spoiled);
+}
+
+void encode_row(const float* x, Rows& rows, int row) {
+  const int size = rows.num_groups * kGroup, lane = row % kTile, chunks = rows.num_chunks();
+  int8_t* values = (int8_t*)rows.values + ((int64_t)(row / kTile) * chunks * kTile + lane) * 64;
+  Ints total = {};
+  rows.scales[row] = round_bytes(x, size, total, [&](int i) { return values + i / 64 * kTile * 64 + i % 64; });
+  rows.totals[row] = sum(total);
+  if (size % 64) std::memset(values + size / 64 * kTile * 64 + kGroup, 0, kGroup);
+}
+
 void encode_group(const float* x, Rows& rows, int row, int group) {
+  if (rows.number == Number::kByte) {
+    std::memcpy(rows.whole_row(row) + group * kGroup, x, sizeof(float) * kGroup);
+    return;
+  }
   const size_t at = ((size_t)(row / kTile) * rows.num_groups + group) * kTile + row % kTile;
   if (rows.number == Number::kBf16) {
     uint16_t* to = (uint16_t*)rows.values + at * kGroup;
@@ -162,10 +194,15 @@ void encode_group(const float* x, Rows& rows, int row, int group) {
 }
 
 void encode(const float* x, Rows& rows, int row) {
+  if (rows.number == Number::kByte) return encode_row(x, rows, row);
   for (int g = 0; g < rows.num_groups; ++g) encode_group(x + g * kGroup, rows, row, g);
 }
 
 void decode(const Rows& rows, int row, float* out) {
+  if (rows.whole) {
+    std::memcpy(out, rows.whole_row(row), sizeof(float) * rows.num_groups * kGroup);
+    return;
+  }
   for (int group = 0; group < rows.num_groups; ++group, out += kGroup) {
     const size_t at = ((size_t)(row / kTile) * rows.num_groups + group) * kTile + row % kTile;
     for (int i = 0; i < kGroup; i += 16) {
@@ -247,20 +284,9 @@ void rotate(float* head, const float* cosine, const float* sine, int rotary_dim)
   }
 }
 
-// A head in whole numbers of 8 bits; a number that is not finite spoils the scale.
 float round_head(const float* x, int dim, int8_t* to) {
-  Floats most = {}, spoiled = {};
-  for (int d = 0; d < dim; d += 16) {
-    most = maximum(magnitude(load(x + d)), most);
-    spoiled += load(x + d) * 0.0f;
-  }
-  const float peak = largest(most) > 1e-12f ? largest(most) : 1e-12f, inverse = 127.0f / peak;
-  for (int d = 0; d < dim; d += 16) {
-    const Floats v = load(x + d);
-    const Bytes whole = __builtin_convertvector(to_ints(nearest(select(v == v, v * inverse, Floats{}))), Bytes);
-    std::memcpy(to + d, &whole, sizeof whole);
-  }
-  return peak / 127.0f + sum(spoiled);
+  Ints total = {};
+  return round_bytes(x, dim, total, [&](int d) { return to + d; });
 }
 
 // Keys of a unit stand in words of as many numbers as four bytes hold, values in words of as many keys.

@@ -7,7 +7,7 @@
 
 namespace penstock {
 
-enum class Number : int32_t { kInteger, kBf16 };
+enum class Number : int32_t { kInteger, kBf16, kByte };
 
 constexpr int kLowBits = 3;
 constexpr int kMostInteger = 127 << kLowBits;
@@ -18,21 +18,31 @@ constexpr int kMostInteger = 127 << kLowBits;
 //            values [tile][group][16 rows][32 high, 32 low]
 //            scales, sums (scale * the sum of q) and totals (the sum of q) are [tile][group][16 rows]
 //   bf16     values [tile][group][16 rows][32 inputs]; no scales
+//   byte     input = scale * q with q in -127 .. 127: values [tile][chunk of two groups][16 rows][64]
+//            scales and totals are those of rows; a row is rounded when all of it is known, and stands in `whole` before
 struct Rows {
   void* values;
   float* scales;
   float* sums;
   int32_t* totals;
+  float* whole;  // [rows][inputs]
   int32_t count;
   int32_t num_groups;
   Number number;
 
   __attribute__((always_inline)) int num_tiles() const { return (count + kTile - 1) / kTile; }
 
-  // Some of the rows, from a whole tile on; of bf16.
+  __attribute__((always_inline)) int num_chunks() const { return (num_groups + 1) / 2; }
+  __attribute__((always_inline)) float* whole_row(int row) const { return whole + (int64_t)row * num_groups * kGroup; }
+
+  // Some of the rows, from a whole tile on; of bf16 or bytes.
   Rows part(int first_tile, int num_rows) const {
     Rows rows = *this;
-    rows.values = (uint16_t*)values + (int64_t)first_tile * num_groups * kTile * kGroup;
+    const int lines = number == Number::kByte ? num_chunks() : num_groups;
+    rows.values = (uint8_t*)values + (int64_t)first_tile * lines * kTile * 64;
+    rows.scales += first_tile * kTile;
+    rows.totals += first_tile * kTile;
+    if (whole) rows.whole = whole_row(first_tile * kTile);
     rows.count = num_rows;
     return rows;
   }

@@ -9,8 +9,8 @@ namespace penstock {
 // Of each struct its size, then where each field begins, in their order.
 inline const int32_t kLayout[] = {
 #define PENSTOCK_AT(type, field) (int32_t)offsetof(type, field)
-    (int32_t)sizeof(Matrix), PENSTOCK_AT(Matrix, data), PENSTOCK_AT(Matrix, bias), PENSTOCK_AT(Matrix, bits),
-    PENSTOCK_AT(Matrix, has_minimum), PENSTOCK_AT(Matrix, num_rows), PENSTOCK_AT(Matrix, num_columns),
+    (int32_t)sizeof(Matrix), PENSTOCK_AT(Matrix, data), PENSTOCK_AT(Matrix, bias),
+    PENSTOCK_AT(Matrix, row_scales), PENSTOCK_AT(Matrix, bits), PENSTOCK_AT(Matrix, has_minimum), PENSTOCK_AT(Matrix, num_rows), PENSTOCK_AT(Matrix, num_columns),
 
     (int32_t)sizeof(Layer), PENSTOCK_AT(Layer, qkv), PENSTOCK_AT(Layer, out), PENSTOCK_AT(Layer, gate_up),
     PENSTOCK_AT(Layer, down), PENSTOCK_AT(Layer, attention_norm), PENSTOCK_AT(Layer, attention_post_norm),

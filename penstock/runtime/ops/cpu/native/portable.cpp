@@ -2,7 +2,7 @@
 #include <cmath>
 
 #include "attention.inl"
-#include "elementwise.inl"
+#include "bytes.inl"
 
 namespace {
 
@@ -29,6 +29,14 @@ void multiply_row(const Rows& x, const Matrix& m, const uint8_t* block, int row_
 }
 
 void multiply(const Rows& x, const Matrix& m, int first_tile, int num_tiles, uint8_t*, Sink sink) {
+  const int num_quads = x.num_chunks() * kTile;
+  const auto dots = [&](const int8_t* q, const uint8_t* w, const int32_t*, int num_rows, int32_t* out) {
+    std::memset(out, 0, sizeof(int32_t) * kTile * kTile);
+    for (int r = 0; r < num_rows; ++r)
+      for (int i = 0; i < num_quads * 64; ++i)
+        out[r * kTile + i % 64 / 4] += (int8_t)w[i] * q[(i / 1024 * kTile + r) * 64 + i % 1024 / 64 * 4 + i % 4];
+  };
+  if (x.number == Number::kByte) return multiply_bytes(x, m, first_tile, num_tiles, sink, dots);
   alignas(64) float values[kTile * kBlockStride];
   const size_t tile_bytes = (size_t)x.num_groups * block_bytes(m);
   for (int row_tile = 0; row_tile < x.num_tiles(); ++row_tile) {

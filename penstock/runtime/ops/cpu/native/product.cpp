@@ -40,8 +40,9 @@ void run_product(Context& c, const Matrix& matrix, const Product& product, const
     Rows rows;
     Peak* peaks;  // [threads][rows]
   };
-  const Number number = product.number == 16 ? Number::kBf16 : product.number == 8 ? Number::kInteger
-                        : c.number_for(product.num_rows, product.invariant);
+  const Number number = matrix.row_scales || !product.number
+                            ? c.number_for(product.num_rows, product.invariant, matrix)
+                            : product.number == 16 ? Number::kBf16 : Number::kInteger;
   c.reserve_scratch(matrix.num_columns);
   Work work{c, matrix, product, allowed, c.input.reserve(product.num_rows, matrix.num_columns, number), nullptr};
   const int num_peaks = product.likeliest ? product.num_rows * c.pool.num_threads() : 0;

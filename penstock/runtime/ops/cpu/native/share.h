@@ -20,7 +20,7 @@ void each_row(const Member& member, int count, Function function) {
 // Output tiles that a thread multiplies at a time. With many rows wide pieces read the rows less often, but the threads
 // should end together; with few, every weight is met once and small pieces even out.
 inline int piece_size(const Context& c, const Rows& rows, const Matrix& matrix, int unit) {
-  if (rows.number != Number::kBf16 || rows.num_tiles() <= 2) return unit;
+  if (rows.number == Number::kInteger || rows.num_tiles() <= 2) return unit;
   const int tiles = num_tiles(matrix), threads = c.pool.num_threads();
   int most = kMostWidenedBytes / (rows.num_groups * 1024);
   most = most < unit ? unit : most < kWidestPiece ? most / unit * unit : kWidestPiece;

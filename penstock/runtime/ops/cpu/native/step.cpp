@@ -135,6 +135,7 @@ void attend_item(const Member& member, Run& run, const Layer& layer, const Item&
   for (int chunk = 0; places_late(run) && chunk < item.num_chunks; ++chunk)
     place_row(run, layer, run.items.chunks[item.first_chunk + chunk], item.kv_head, item.kv_head + item.num_kv_heads);
   run.c.kernels->attend(task_of(run, layer, item, chunks), run.c.scratch[member.index].reserve<uint8_t>(0));
+  if (run.attended.whole) return;  // rounded when a row's heads are all there
   for (int row = 0; row < item.num_rows * item.num_chunks * item.num_kv_heads; ++row) {
     const int part = row / item.num_rows, flat = item.first_row + row % item.num_rows;
     const int chunk = run.items.chunks[item.first_chunk + (item.num_kv_heads > 1 ? 0 : part)];
@@ -150,6 +151,11 @@ void attend(const Member& member, Run& run, const Layer& layer) {
   for (int i = member.take_near(run.items.count); i < run.items.count; i = member.take_near(run.items.count))
     attend_item(member, run, layer, run.items.items[i]);
   member.barrier();
+}
+
+// Rows whose numbers are all there become bytes, where they are to.
+void round_rows(const Member& member, Run& run, Rows& rows) {
+  if (rows.whole) each_row(member, rows.count, [&](int row) { run.c.kernels->encode(rows.whole_row(row), rows, row); });
 }
 
 // The keys and values with which a thread will begin to attend. Products of few rows leave memory idle, and attention waits for
@@ -360,6 +366,7 @@ void walk(void* context, const Member& member) {
     // One decides for all: they meet before any of them asks, and again before it is decided anew.
     if (!member.index && i + 1 < m.num_layers) run.c.leaves[i % 2] = run.yields && run.c.is_interrupted;
     attend(member, run, layer);
+    round_rows(member, run, run.attended);
     note(member, run, Part::kAttention, i);
     ending = {i, false};
     multiply_into_stream(member, run, run.attended, layer.out, layer.attention_post_norm, nothing, ending);
@@ -369,6 +376,7 @@ void walk(void* context, const Member& member) {
     note(member, run, Part::kRead, i);
     GateTarget gates{&k, &layer.gate_up, &run.gated, m.activation, run.adapting(i, 0)};
     multiply(member, run.c, run.input, layer.gate_up, kMaxTiles, sink_of(gates).beside(next));
+    round_rows(member, run, run.gated);
     note(member, run, Part::kGateUp, i);
     ending = {i, true, &run.gated};
     multiply_into_stream(member, run, run.gated, layer.down, layer.mlp_post_norm, next, ending);
@@ -409,6 +417,10 @@ struct Stage {
     multiply(rows, matrix, sink_of(target));
   }
 
+  void round_rows(Rows& rows) {
+    for (int row = 0; rows.whole && row < rows.count; ++row) run.c.kernels->encode(rows.whole_row(row), rows, row);
+  }
+
   template <typename Function>
   void each_together(Function function) {
     if (run.is_adapted()) {
@@ -446,13 +458,16 @@ struct Stage {
 
   void after_attention(int i) {
     const Layer& layer = run.model.layers[i];
+    Rows attended = run.attended.part(first / kTile, count);
+    round_rows(attended);
     ending = {i, false};
-    multiply_into_stream(run.attended.part(first / kTile, count), layer.out, layer.attention_post_norm);
+    multiply_into_stream(attended, layer.out, layer.attention_post_norm);
     note(member, run, Part::kOut, i);
     read(Waiting::of(layer.attention_post_norm, run.is_adapted()), layer.mlp_norm, i, true);
     note(member, run, Part::kRead, i);
     GateTarget gates{run.c.kernels, &layer.gate_up, &gated, run.model.activation, run.adapting(i, first)};
     multiply(input, layer.gate_up, sink_of(gates));
+    round_rows(gated);
     note(member, run, Part::kGateUp, i);
     ending = {i, true, &gated, first};
     multiply_into_stream(gated, layer.down, layer.mlp_post_norm);
@@ -517,10 +532,10 @@ void prepare_adapters(Run& run, const Adaptation& adaptation) {
 
 Run prepare(Context& c, const Model& m, const Step& s, bool in_panels, bool is_adapted = false) {
   const int q_size = m.num_heads * m.head_dim, qkv_size = q_size + 2 * m.num_kv_heads * m.head_dim;
-  const Number number = c.number_for(s.num_tokens, m.invariant);
+  const Number number = c.number_for(s.num_tokens, m.invariant, m.layers[0].qkv);
   const size_t tokens = pieces(s.num_tokens, kTile) * kTile;  // products may write whole tiles
   Run run{c, m, s, {}, {}, {}, nullptr, nullptr, nullptr, nullptr, nullptr, {}, {}, false};
-  if (in_panels && number == Number::kBf16 && s.num_tokens >= kPanelsFrom * c.pool.num_threads()) {
+  if (in_panels && number != Number::kInteger && s.num_tokens >= kPanelsFrom * c.pool.num_threads()) {
     run.panels = Panels(c, m, s, run.items);
   } else {
     run.items = make_items(c, m, s, 1);
@@ -536,6 +551,10 @@ Run prepare(Context& c, const Model& m, const Step& s, bool in_panels, bool is_a
   run.attention = c.attention.reserve<float>(tokens * q_size);
   const bool waits = m.layers[0].attention_post_norm || is_adapted || !in_panels;
   run.sublayer = c.sublayer.reserve<float>(waits ? tokens * m.hidden_size : 1);
+  if (number == Number::kByte) {
+    run.attended.whole = run.attention;
+    run.gated.whole = c.ungated.reserve<float>((size_t)held * m.mlp_width);
+  }
   run.lines = c.line.reserve<float>((size_t)c.pool.num_threads() * kTogether * m.hidden_size);
   const int widest = m.hidden_size > m.mlp_width ? m.hidden_size : m.mlp_width;
   c.reserve_scratch(widest > q_size ? widest : q_size);

@@ -1,7 +1,7 @@
 // Products on AVX-512 with 8-bit dot products, for the files that are compiled for it.
 #include <immintrin.h>
 
-#include "elementwise.inl"
+#include "bytes.inl"
 
 namespace {
 
@@ -103,7 +103,51 @@ void multiply_tile(const Rows& x, const uint8_t* block, int row_tile, int num_ro
   multiply_last<kBits, kHasMinimum>(x, block, row_tile, lane, num_rows - lane, out + lane * kBlockStride);
 }
 
+// Sums of some rows of bytes over one tile of outputs. Weights are raised by 128, which the rows' totals take off again.
+template <int kRows>
+PENSTOCK_INLINE void dot_rows(const int8_t* q, const uint8_t* w, const int32_t* totals, int num_chunks, int32_t* out) {
+  constexpr int kChains = kRows < kRowsAbreast ? kRowsAbreast / kRows : 1;
+  __m512i sums[kRows][kChains];
+  for (int r = 0; r < kRows; ++r)
+    for (int c = 0; c < kChains; ++c) sums[r][c] = c ? _mm512_setzero_si512() : _mm512_set1_epi32(totals[r] * -128);
+  for (int chunk = 0; chunk < num_chunks; ++chunk, q += kTile * 64, w += kTile * 64)
+#pragma GCC unroll 16
+    for (int i = 0; i < kTile; ++i) {
+      _mm_prefetch((const char*)w + 4096 + i * 64, _MM_HINT_T0);
+      const __m512i line = _mm512_xor_si512(_mm512_loadu_si512(w + i * 64), _mm512_set1_epi8((char)0x80));
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r) {
+        int32_t four;
+        std::memcpy(&four, q + r * 64 + i * 4, sizeof four);
+        sums[r][i % kChains] = _mm512_dpbusd_epi32(sums[r][i % kChains], line, _mm512_set1_epi32(four));
+      }
+    }
+  for (int r = 0; r < kRows; ++r) {
+    for (int c = 1; c < kChains; ++c) sums[r][0] = _mm512_add_epi32(sums[r][0], sums[r][c]);
+    _mm512_store_si512(out + r * kTile, sums[r][0]);
+  }
+}
+
+template <int kRows = kMostRowsAbreast>
+PENSTOCK_INLINE void dot_up_to(const int8_t* q, const uint8_t* w, const int32_t* totals, int num_chunks, int left,
+                               int32_t* out) {
+  if constexpr (kRows > 0) {
+    if (left >= kRows) dot_rows<kRows>(q, w, totals, num_chunks, out);
+    else dot_up_to<kRows - 1>(q, w, totals, num_chunks, left, out);
+  }
+}
+
+void multiply_w8a8(const Rows& x, const Matrix& m, int first_tile, int num_tiles, Sink sink) {
+  const int num_chunks = x.num_chunks();
+  multiply_bytes(x, m, first_tile, num_tiles, sink,
+                 [&](const int8_t* q, const uint8_t* w, const int32_t* totals, int num_rows, int32_t* out) {
+                   for (int r = 0; r < num_rows; r += kMostRowsAbreast)
+                     dot_up_to(q + r * 64, w, totals + r, num_chunks, num_rows - r, out + r * kTile);
+                 });
+}
+
 void multiply_vnni(const Rows& x, const Matrix& m, int first_tile, int num_tiles, uint8_t*, Sink sink) {
+  if (x.number == Number::kByte) return multiply_w8a8(x, m, first_tile, num_tiles, sink);
   alignas(64) float values[kTile * kBlockStride];
   const size_t tile_bytes = (size_t)x.num_groups * block_bytes(m);
   const auto tile_of = m.bits == 4 ? multiply_tile<4, true>
