@@ -7,10 +7,12 @@ import pytest
 import torch
 
 from penstock.runtime.execution.load.parameters import load_model
+from penstock.runtime.execution.native.load import load_native
 from penstock.runtime.files import open_files
 from penstock.runtime.formats.quants import unpack
 from penstock.runtime.layers.decoder import Decoder
 from penstock.runtime.layers.packed import Int8Linear
+from penstock.runtime.ops.int8 import PackedInt8
 from penstock.tools.evaluate.activations import RoundedLinear, round_inputs, rounded
 from penstock.tools.quantize.ggml import encode
 from tests.models.ours import Ours
@@ -66,3 +68,18 @@ def test_a_file_that_asks_for_8_bits_is_computed_with_8_bits(tmp_path: Path) -> 
     (text,) = prompts(40, vocab_size=257)
     mine, theirs, plain = (all_logits(model, text) for model in (packed, floats, unrounded))
     assert (mine - theirs).norm() < 0.1 * (mine - plain).norm()
+
+
+@pytest.mark.parametrize(("format_", "is_rounded"), [("w8a8", True), ("int8", False)])
+def test_the_native_step_rounds_for_files_that_ask_for_it(tmp_path: Path, format_: str, is_rounded: bool) -> None:
+    """In layers; what is looked up or scored is not."""
+    sizes = SMALL | {"vocab_size": 257, "intermediate_size": 128, "hidden_size": 64, "head_dim": 32}
+    files = open_files(
+        str(make(save(Variant("Llama", sizes), tmp_path / "model"), tmp_path / "made", format_).target.model_path)
+    )
+    decoder = load_native(files.spec, files.model.recipes, files.checkpoint, 1)
+    if decoder is None:
+        pytest.skip("the native library is not built")
+    for name in ("attention.qkv", "attention.out", "mlp.gate_up", "mlp.down"):
+        assert isinstance(decoder.matrix(f"layers.1.{name}"), PackedInt8) == is_rounded
+    assert not isinstance(decoder.matrix("output"), PackedInt8)

@@ -9,9 +9,6 @@ from torch import Tensor, nn
 from penstock.runtime.layers.linear import Linear
 from penstock.runtime.models.spec import Activation
 
-SAMPLED, MOST_SAMPLED = 128, 512
-"""Rows of a pass that are kept as they are, and of all passes."""
-
 
 class SeenInputs:
     """Sums over all rows that a matrix has been multiplied with: of magnitudes where `sizes` are asked for, of x x^T where
@@ -21,8 +18,6 @@ class SeenInputs:
         self.num_rows = 0
         self.most = torch.zeros(num_columns, device=device)
         """Largest magnitude of each input."""
-        self.sample = torch.zeros((0, num_columns), device=device)
-        """Some of the rows, where sizes are asked for."""
         self._sizes = sizes
         self._size = torch.zeros(num_columns, device=device)
         self._squares = torch.zeros(num_columns, device=device)
@@ -35,8 +30,6 @@ class SeenInputs:
             size = rows.abs()
             self.most = torch.maximum(self.most, size.amax(0))
             self._size += size.sum(0)
-            some = rows[:: max(len(rows) // SAMPLED, 1)]
-            self.sample = torch.cat((self.sample, some[: MOST_SAMPLED - len(self.sample)]))
         if self._products is None:
             self._squares += rows.square().sum(0)
         else:
@@ -44,7 +37,6 @@ class SeenInputs:
 
     def divide(self, scales: Tensor) -> None:
         """As if every row had been divided so."""
-        self.sample /= scales
         self.most, self._size, self._squares = self.most / scales, self._size / scales, self._squares / scales.square()
         if self._products is not None:
             self._products.div_(scales).div_(scales[:, None])

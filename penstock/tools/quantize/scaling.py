@@ -16,12 +16,11 @@ from penstock.runtime.layers.layer import AnyLayer, StreamLayer
 from penstock.runtime.layers.linear import Linear
 from penstock.runtime.layers.mlp import Gated
 from penstock.runtime.layers.norm import LayerNorm, RMSNorm
-from penstock.runtime.ops.int8 import round_int8
 from penstock.tools.quantize.integers import IntegerEncoding
 from penstock.tools.quantize.observe import ObservedLinear, SeenInputs
 
 RATIOS = torch.linspace(0.0, 1.0, 11)
-SMOOTHNESS = torch.linspace(0.2, 0.9, 8)
+SMOOTHNESS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,28 +119,11 @@ def _error(weight: Tensor, scales: Tensor, hessian: Tensor, encoding: IntegerEnc
 
 
 @torch.inference_mode()
-def smooth(layer: AnyLayer, seen: dict[str, ObservedLinear]) -> None:
-    """Large inputs are divided and their weights multiplied. How much of an input's size goes over to its weights is searched:
-    what leaves the least error behind the matrix when rows and weights are both rounded to 8 bits."""
+def smooth(layer: AnyLayer, seen: dict[str, ObservedLinear], smoothness: float = SMOOTHNESS) -> None:
+    """Large inputs are divided and their weights multiplied, until both are equally hard to round."""
     for link in links(layer):
         if link.path not in seen:
             continue
-        weight, inputs = link.matrix.weight.float(), seen[link.path].inputs
-        most = link.share(inputs.most.clamp(min=1e-5))
-        weights = link.share(weight.abs().amax(0).clamp(min=1e-5))
-        best, least = None, _rounded_error(inputs.sample, weight, torch.ones_like(most))
-        for ratio in SMOOTHNESS.tolist():
-            scales = (most.pow(ratio) / weights.pow(1 - ratio)).clamp(1e-4, 1e4)
-            error = _rounded_error(inputs.sample, weight, scales)
-            if error < least:
-                best, least = scales, error
-        if best is not None:
-            _apply(link, best, inputs)
-
-
-def _rounded_error(rows: Tensor, weight: Tensor, scales: Tensor) -> float:
-    """Mean over rows of the squared error, as a share of what comes out: a row of large numbers counts no more than others."""
-    exact = rows @ weight.t()
-    (x, of_rows), (w, of_weights) = round_int8(rows / scales), round_int8(weight * scales)
-    off = (x.float() @ w.float().t()) * of_rows[:, None] * of_weights - exact
-    return float((off.square().sum(1) / exact.square().sum(1).clamp(min=1e-12)).mean())
+        inputs = link.share(seen[link.path].inputs.most.clamp(min=1e-5))
+        weights = link.share(link.matrix.weight.abs().amax(0).clamp(min=1e-5))
+        _apply(link, (inputs.pow(smoothness) / weights.pow(1 - smoothness)).clamp(1e-4, 1e4), seen[link.path].inputs)
