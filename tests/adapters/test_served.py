@@ -19,6 +19,7 @@ from tests.machine import wait_until
 from tests.router.service import started_together
 from tests.server.serving import serving
 
+pytestmark = pytest.mark.slow
 COMMON = ("--max-context", "256", "--max-sequences", "16", "--no-tuned")
 PLAIN = ("--speculate", "off", "--no-prefix-caching")
 LOSSLESS: dict[str, tuple[str, ...]] = {
@@ -44,12 +45,10 @@ LOSSY: dict[str, tuple[str, ...]] = {
     "packed weights": ("--weights", "packed"),
 }
 NEVER_INVARIANT = {"--weights", "--tensor", "--pipeline"}
-QUICK = {("packed", "one slot")}
 
 
 def crossings(features: dict[str, tuple[str, ...]]) -> list[Any]:
-    pairs = [(kind, feature) for kind in KINDS for feature in features]
-    return [pytest.param(*pair, marks=() if pair in QUICK else pytest.mark.slow, id=" ".join(pair)) for pair in pairs]
+    return [pytest.param(kind, feature, id=f"{kind} {feature}") for kind in KINDS for feature in features]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -126,7 +125,7 @@ LONG = ASKED["completion"]._replace(body={"prompt": "the cat", "max_tokens": 200
 """An answer in whose middle something happens."""
 
 
-@pytest.mark.parametrize("kind", ["float", pytest.param("packed", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", KINDS)
 def test_an_answer_ends_with_the_adapter_it_began_with(kind: str, folder: Path, tmp_path: Path) -> None:
     """Whether its files are read anew meanwhile, or it is unloaded, which waits for it."""
     write_adapter(tmp_path / "one", 1)
@@ -150,7 +149,6 @@ def test_an_answer_ends_with_the_adapter_it_began_with(kind: str, folder: Path, 
         assert server.post("/v1/completions", {"model": "one", "prompt": "a"}).status_code == 404
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_new_engine_answers_for_every_adapter_as_the_killed_one_did(kind: str, folder: Path, tmp_path: Path) -> None:
     """Those that admins loaded too."""
