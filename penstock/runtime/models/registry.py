@@ -153,12 +153,11 @@ def read_config(
     spec = architecture.spec_from_config(config)
     if pooling is not None and not spec.generates:
         spec = replace(spec, pooling=pooling_from_config(pooling))
-    recipes, mtp = (
-        architecture.recipes(spec, names),
-        deepseek.mtp_recipes(spec, names) if architecture is deepseek else {},
-    )
+    recipes = architecture.recipes(spec, names)
+    mtp = deepseek.mtp_recipes(spec, names) if architecture is deepseek else {}
     if method in METHODS:
-        recipes, mtp = (replace_floats(config, some, names) for some in (recipes, mtp))
+        found = replace_floats(config, recipes | {f"mtp.{name}": recipe for name, recipe in mtp.items()}, names)
+        recipes, mtp = {name: found[name] for name in recipes}, {name: found[f"mtp.{name}"] for name in mtp}
     return RegisteredModel(spec, recipes, mtp)
 
 
