@@ -29,8 +29,8 @@ def prompts(count: int, vocab_size: int = 96) -> list[tuple[int, ...]]:
     return [tuple(source.randrange(vocab_size) for _ in range(source.randrange(1, 40))) for _ in range(count)]
 
 
-def write_chat_model(path: Path, seed: int = 11, kind: gguf.GGMLQuantizationType | None = None) -> Path:
-    """A llama of random numbers over a vocabulary of bytes, with a chat template; its matrices in a kind, if asked for."""
+def write_chat_model(path: Path, seed: int = 11) -> Path:
+    """A llama of random numbers over a vocabulary of bytes, with a chat template."""
     words = byte_level_metadata()
     tokens: Any = words["tokenizer.ggml.tokens"]
     writer = gguf.GGUFWriter(path, "llama")
@@ -54,11 +54,7 @@ def write_chat_model(path: Path, seed: int = 11, kind: gguf.GGMLQuantizationType
     numbers = np.random.default_rng(seed)
     for name, shape in _shapes(len(tokens)).items():
         values = np.ones(shape) if name.endswith("norm.weight") else numbers.normal(0, shape[-1] ** -0.5, shape)
-        tensor = values.astype(np.float32)
-        if kind is None or values.ndim == 1:
-            writer.add_tensor(name, tensor)
-        else:
-            writer.add_tensor(name, gguf.quants.quantize(tensor, kind), raw_dtype=kind)
+        writer.add_tensor(name, values.astype(np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

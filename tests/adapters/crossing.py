@@ -17,7 +17,6 @@ from tests.offline import HEADS, HIDDEN, KV_HEADS, WIDTH, write_chat_model
 
 BASE = "tiny"
 NAMES = (BASE, "a0", "a1", "dora")
-KINDS = {"float": None, "packed": gguf.GGMLQuantizationType.Q8_0}
 WORDS = "the cat and the dog and the cat and the dog and the "
 """A prompt in which drafters find something to guess."""
 SCHEMA = {
@@ -29,10 +28,9 @@ SCHEMA = {
 
 
 def write_models(folder: Path) -> Path:
-    """A model of each kind, one that drafts for them, drafting heads, a watermark's key, and three adapters, one a DoRA."""
-    for kind, number in KINDS.items():
-        (folder / kind).mkdir(parents=True)
-        write_chat_model(folder / kind / f"{BASE}.gguf", kind=number)
+    """A model, one that drafts for it, drafting heads, a watermark's key, and three adapters, one a DoRA."""
+    folder.mkdir()
+    write_chat_model(folder / f"{BASE}.gguf")
     write_chat_model(folder / "draft.gguf", seed=12)
     _write_eagle(folder / "eagle", len(gguf.GGUFReader(folder / "draft.gguf").fields["tokenizer.ggml.tokens"].data))
     (folder / "key").write_text("00112233445566778899aabbccddeeff" * 2 + "\n")

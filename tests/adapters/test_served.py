@@ -5,7 +5,7 @@ What a feature changes for the base too (rounded KV, a forgetting cache) is held
 
 import os
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.adapters.crossing import ASKED, BASE, KINDS, NAMES, answers, ask, pieces, write_models
+from tests.adapters.crossing import ASKED, BASE, NAMES, answers, ask, pieces, write_models
 from tests.adapters.making import write_adapter
 from tests.machine import wait_until
 from tests.router.service import started_together
@@ -44,11 +44,6 @@ LOSSY: dict[str, tuple[str, ...]] = {
     "fp8 weights": ("--weights", "fp8"),
     "packed weights": ("--weights", "packed"),
 }
-NEVER_INVARIANT = {"--weights", "--tensor", "--pipeline"}
-
-
-def crossings(features: dict[str, tuple[str, ...]]) -> list[Any]:
-    return [pytest.param(kind, feature, id=f"{kind} {feature}") for kind in KINDS for feature in features]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -64,57 +59,41 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_models(tmp_path_factory.mktemp("served") / "models")
 
 
-def adapted(folder: Path, kind: str, *flags: str) -> Any:
+def adapted(folder: Path, *flags: str) -> Any:
     all_of_them = ("--adapters-dir", str(folder / "adapters"))
-    model = str(folder / kind / f"{BASE}.gguf")
-    return serving(*COMMON, *invariant(kind, flags), *all_of_them, *flags, model=model, is_real=True)
-
-
-def invariant(kind: str, flags: Sequence[str]) -> tuple[str, ...]:
-    """Packed products of many rows are rounded otherwise than those of few, unless they are asked not to be."""
-    return ("--invariant",) if kind == "packed" and not NEVER_INVARIANT & set(flags) else ()
+    return serving(*COMMON, *all_of_them, *flags, model=str(folder / f"{BASE}.gguf"), is_real=True)
 
 
 @pytest.fixture(scope="module")
-def alone(folder: Path) -> Any:
-    """What each answers on a plain server that knows no other, by kind of model."""
-    found: dict[str, dict[str, dict[str, Any]]] = {}
-
-    def of(kind: str) -> dict[str, dict[str, Any]]:
-        if kind in found:
-            return found[kind]
-        found[kind] = {}
-        model = str(folder / kind / f"{BASE}.gguf")
-        for name in NAMES:
-            own = () if name == BASE else ("--adapter", f"{name}={folder / 'adapters' / name}")
-            with serving(*COMMON, *invariant(kind, ()), *PLAIN, *own, model=model, is_real=True) as server:
-                found[kind] |= answers(server.url, [name])
-        return found[kind]
-
-    return of
+def alone(folder: Path) -> dict[str, dict[str, Any]]:
+    """What each answers on a plain server that knows no other."""
+    found: dict[str, dict[str, Any]] = {}
+    for name in NAMES:
+        own = () if name == BASE else ("--adapter", f"{name}={folder / 'adapters' / name}")
+        with serving(*COMMON, *PLAIN, *own, model=str(folder / f"{BASE}.gguf"), is_real=True) as server:
+            found |= answers(server.url, [name])
+    return found
 
 
 def worded(flags: tuple[str, ...], folder: Path, scratch: Path) -> list[str]:
     return [flag.format(folder=folder, scratch=scratch) for flag in flags]
 
 
-@pytest.mark.parametrize(("kind", "feature"), crossings(LOSSLESS))
+@pytest.mark.parametrize("feature", LOSSLESS)
 def test_mixed_with_others_an_adapter_answers_as_it_does_alone(
-    kind: str, feature: str, folder: Path, alone: Any, tmp_path: Path
+    feature: str, folder: Path, alone: Any, tmp_path: Path
 ) -> None:
     flags = worded(LOSSLESS[feature], folder, tmp_path)
-    with adapted(folder, kind, *flags) as server:
+    with adapted(folder, *flags) as server:
         for both in (True, False):  # the second time from what was cached and kept
-            assert answers(server.url, NAMES, num_at_once=8, both=both) == alone(kind)
+            assert answers(server.url, NAMES, num_at_once=8, both=both) == alone
 
 
-@pytest.mark.parametrize(("kind", "feature"), crossings(LOSSY))
-def test_what_a_feature_changes_it_changes_alike_among_others(
-    kind: str, feature: str, folder: Path, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("feature", LOSSY)
+def test_what_a_feature_changes_it_changes_alike_among_others(feature: str, folder: Path, tmp_path: Path) -> None:
     flags = worded(LOSSY[feature], folder, tmp_path)
     with ExitStack() as stack:
-        made = [adapted(folder, kind, *flags, *PLAIN), adapted(folder, kind, *flags)]
+        made = [adapted(folder, *flags, *PLAIN), adapted(folder, *flags)]
         plain, server = started_together(stack, made)
         expected = answers(plain.url, NAMES)
         for both in (True, False):
@@ -125,12 +104,11 @@ LONG = ASKED["completion"]._replace(body={"prompt": "the cat", "max_tokens": 200
 """An answer in whose middle something happens."""
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_answer_ends_with_the_adapter_it_began_with(kind: str, folder: Path, tmp_path: Path) -> None:
+def test_an_answer_ends_with_the_adapter_it_began_with(folder: Path, tmp_path: Path) -> None:
     """Whether its files are read anew meanwhile, or it is unloaded, which waits for it."""
     write_adapter(tmp_path / "one", 1)
-    flags = (*COMMON, *PLAIN, *invariant(kind, ()), "--adapters-dir", str(tmp_path))
-    with serving(*flags, model=str(folder / kind / f"{BASE}.gguf"), is_real=True) as server:
+    flags = (*COMMON, *PLAIN, "--adapters-dir", str(tmp_path))
+    with serving(*flags, model=str(folder / f"{BASE}.gguf"), is_real=True) as server:
         before = ask(server.url, "one", LONG)
         body = {"lora_name": "one", "lora_path": "one", "load_inplace": True}
         with server.http() as http:
@@ -149,16 +127,14 @@ def test_an_answer_ends_with_the_adapter_it_began_with(kind: str, folder: Path, 
         assert server.post("/v1/completions", {"model": "one", "prompt": "a"}).status_code == 404
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_new_engine_answers_for_every_adapter_as_the_killed_one_did(kind: str, folder: Path, tmp_path: Path) -> None:
+def test_a_new_engine_answers_for_every_adapter_as_the_killed_one_did(folder: Path, tmp_path: Path) -> None:
     """Those that admins loaded too."""
     for number in range(2):
         write_adapter(tmp_path / f"b{number}", number)
     with serving(
         *COMMON,
-        *invariant(kind, ()),
         *("--adapters-dir", str(tmp_path)),
-        model=str(folder / kind / f"{BASE}.gguf"),
+        model=str(folder / f"{BASE}.gguf"),
         is_real=True,
     ) as server:
         write_adapter(tmp_path / "late", 5)
