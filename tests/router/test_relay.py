@@ -273,6 +273,20 @@ def test_requests_wait_for_a_replica_and_are_refused_with_a_time_when_none_comes
     run(law)
 
 
+def test_before_the_first_replica_has_come_any_model_may_be_served():
+    async def law():
+        late = ScriptedReplica("late")
+        await late.open()
+        async with routed(wait_s=PATIENCE_S) as router:
+            asking = asyncio.create_task(router.post(BODY))
+            await router.until(lambda: router.app.num_parked == 1)
+            router.app.add_replica("late", f"http://127.0.0.1:{late.port}")
+            assert (await asking)[0] == 200
+        await late.kill()
+
+    run(law)
+
+
 def test_a_client_that_leaves_takes_its_request_with_it():
     async def law():
         left = asyncio.Event()

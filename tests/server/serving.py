@@ -93,7 +93,7 @@ def serving(
             process = start([*options, "-m", *(["penstock", "serve"] if is_real else program), *words], file, key)
         try:
             banner = _read_banner(process, errors)
-            url = re.search(r"https?://[^/]+", banner)
+            url = re.search(r"https?://[^/\s,]+", banner)
             assert url, f"{banner}\n{errors.read_text()}"
             headers = {"Authorization": f"Bearer {key}"} if key else {}
             yield Server(url.group(), process, errors, key, banner, headers)
@@ -123,7 +123,7 @@ def _read_banner(process: "subprocess.Popen[str]", errors: Path) -> str:
     timer.start()
     for line in process.stdout:
         lines.append(line)
-        if "docs:" in line:
+        if "docs:" in line or "routes on" in line:
             break
     timer.cancel()
     return "".join(lines)

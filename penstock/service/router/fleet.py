@@ -191,8 +191,9 @@ class LiveFleet:
         return [replica for replica in self if serves(replica.models, model)]
 
     def is_known(self, model: str) -> bool:
-        """Some replica serves it, or might."""
-        return not model or any(serves(replica.models, model) for replica in self)
+        """Some replica serves it, or might; before the first has come, any may."""
+        replicas = tuple(self)
+        return not (model and replicas) or any(serves(replica.models, model) for replica in replicas)
 
     def wait_s(self, model: str, now: float) -> float:
         """Until a prompt would be begun, as far as it can be told; endless where no replica takes one."""

@@ -7,10 +7,12 @@ from collections.abc import Callable
 from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from penstock.errors import ConfigError
 from penstock.runtime.execution.native.decoder import NativeDecoder
+from penstock.runtime.layers.adapted.linear import LoraLinear
+from penstock.runtime.layers.adapted.table import LoraTable
 from penstock.runtime.layers.decoder import Decoder
 from penstock.runtime.ops.cpu import library as native
 from penstock.runtime.ops.packed import GROUP, Grouped, pack, quantize, unpack
@@ -115,35 +117,47 @@ class NativeTarget:
 
 
 class FloatTarget:
-    """A model of torch modules, on any device."""
+    """A model of torch modules, on any device. Heads were trained without adapters, and read none of them."""
 
     def __init__(self, model: Decoder) -> None:
-        self._model = model
+        self._embedding = _plain(model.embedding)
+        self._output = self._embedding if model.output is None else _plain(model.output)
+        self._scale = model.spec.embedding_scale
+        self._dtype = model.cache_dtype
         self.device = model.device
 
     def embed(self, token_ids: Tensor) -> Tensor:
-        rows = _floats(self._model.embedding.weight)[token_ids].float()
-        return rows * self._model.spec.embedding_scale
+        return _floats(self._embedding.weight)[token_ids].float() * self._scale
 
     def hold(self, weight: Tensor, bias: Tensor | None = None) -> Projection:
         return FloatProjection(weight, bias, self.device)
 
     def chooser(self, token_ids: Tensor | None) -> Chooser:
-        dtype = self._model.cache_dtype
+        """What bends or scales scores afterwards leaves the likeliest what it is."""
 
         def choose(x: Tensor) -> list[int]:
-            scores = self._model.scores(x.to(dtype))
+            scores: Tensor = self._output.scores(x.to(self._dtype))  # type: ignore[operator]
             return likeliest(scores if token_ids is None else scores.index_select(1, token_ids))
 
         return choose
 
     def output_rows(self, token_ids: Tensor) -> Tensor:
-        matrix = self._model.embedding if self._model.output is None else self._model.output
-        rows: Tensor = _floats(matrix.weight)[token_ids].float()
+        rows: Tensor = _floats(self._output.weight)[token_ids].float()
         return rows
 
     def own_chooser(self, weight: Tensor) -> Chooser:
         return FloatProjection(weight, None, self.device).likeliest
+
+
+def _plain(matrix: nn.Module) -> nn.Module:
+    """A matrix without what adapters add to it."""
+    match matrix:
+        case LoraTable():
+            return matrix.table
+        case LoraLinear():
+            return matrix.linear
+        case _:
+            return matrix
 
 
 def _floats(weight: object) -> Tensor:
