@@ -1,6 +1,5 @@
 """Predicted beside measured: figures are over the requests of all runs, and a replay gives back what was served."""
 
-import time
 from dataclasses import replace
 
 import pytest
@@ -11,6 +10,7 @@ from penstock.runtime.sizing import make_scheduler
 from penstock.tools.cost.measured import MeasuredCost
 from penstock.tools.cost.replay import Replay
 from penstock.tools.cost.slowdown import Slowdown
+from penstock.tools.measure import live
 from penstock.tools.measure.accuracy import AccuracyComparison, MeasuredRun, Measurement, figures_of, measure, predict
 from penstock.tools.workload.arrivals import Constant
 from penstock.tools.workload.lengths import Fixed, Uniform
@@ -68,16 +68,29 @@ def test_a_machine_with_slow_moments_is_told_with_its_luckiest_and_unluckiest():
     assert len(predict(make_fleet(cost=MeasuredCost(replace(FITTED, slowdowns=()))), WORKLOAD)[0]) == 1
 
 
-def test_with_the_steps_own_times_everything_is_as_it_was_served_though_the_clock_stood_still():
-    def between():
-        end_s = time.monotonic() + 0.005
-        while time.monotonic() < end_s:
-            pass
+class Clock:
+    """Time that passes when it is looked at, slept or taken."""
 
+    def __init__(self):
+        self.now_s = 0.0
+
+    def monotonic(self):
+        self.now_s += 2e-5
+        return self.now_s
+
+    def sleep(self, seconds):
+        self.now_s += seconds
+
+
+def test_with_the_steps_own_times_everything_is_as_it_was_served_though_the_clock_stood_still(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(live, "time", clock)
     steps = []
     fleet = make_fleet(cost=Replay([]))
-    engine = Engine(make_scheduler(fleet.config, fleet.sizing), ScriptedRunner(), time.monotonic, on_step=steps.append)
-    measured = measure(fleet, engine, WORKLOAD, steps, between)
+    scheduler = make_scheduler(fleet.config, fleet.sizing)
+    engine = Engine(scheduler, ScriptedRunner(), clock.monotonic, on_step=steps.append)
+    monkeypatch.setattr(engine, "wait", clock.sleep)
+    measured = measure(fleet, engine, WORKLOAD, steps, lambda: clock.sleep(0.005))
     assert len(measured.run.e2e) == len(measured.replayed.e2e) == 30
-    assert measured.replayed.e2e == pytest.approx(measured.run.e2e, abs=0.003), "thirty pauses of 5 ms would show"
-    assert measured.replayed.duration_s == pytest.approx(measured.run.duration_s, abs=0.01)
+    assert measured.replayed.e2e == pytest.approx(measured.run.e2e, abs=0.001), "thirty pauses of 5 ms would show"
+    assert measured.replayed.duration_s == pytest.approx(measured.run.duration_s, abs=0.002)
