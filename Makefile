@@ -6,6 +6,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet --no-com
 WORKERS ?= 2
 unexport PYTHONDONTWRITEBYTECODE  # modules are compiled once, not at every start of a server that is tested
 
+NATIVE := $(shell find penstock/runtime/ops/cpu/native -type f)
 WEB := penstock/service/server/ui/static/index.html
 NPM := --no-audit --no-fund --loglevel=error
 WEB_SOURCES := web/package-lock.json web/index.html web/vite.config.ts $(shell find web/src web/public -type f)
@@ -59,7 +60,7 @@ mutants: .venv/.installed-dev  ## do the tests notice broken code in the heart?
 	$(BIN)/python tests/mutation.py
 
 # Three things at once: what Penstock needs, its CPU kernels (compiled where there is a C++ compiler), and the web app.
-.venv/.installed: pyproject.toml constraints.txt setup.py
+.venv/.installed: pyproject.toml constraints.txt setup.py $(NATIVE)
 	@echo "Setting up .venv: about a minute and the downloads, once"
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@date +%s > .venv/.started && $(PIP) 'setuptools>=77' wheel
@@ -72,7 +73,7 @@ mutants: .venv/.installed-dev  ## do the tests notice broken code in the heart?
 	@$(PIP) -r .venv/needs.txt
 	@echo "  packages: done" && touch $@
 
-.venv/.kernels: setup.py
+.venv/.kernels: setup.py $(NATIVE)
 	@echo "  CPU kernels: compiling ..."
 	@$(BIN)/python setup.py --quiet build_ext --inplace > .venv/kernels.log 2>&1 \
 	  && echo "  CPU kernels: done" || echo "  CPU kernels: not built, see .venv/kernels.log; torch computes everything"
