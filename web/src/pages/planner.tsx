@@ -135,7 +135,7 @@ function Best({ option, load }: { option: Data; load: Data }): JSX.Element {
       }>
       <div class="stack">
         <Stats>
-          <Stat label="replicas" value={format("", option["num_replicas"] ?? null)} note={`${format("", option["num_devices"] ?? null)} devices`} />
+          <Stat label="replicas" value={format("", option["num_replicas"] ?? null)} note={`${format("", option["num_devices"] ?? null)} ${option["num_devices"] === 1 ? "device" : "devices"}`} />
           <Stat label="carries" value={format("", capacity["requests_per_s"] ?? null)} unit="requests/s each" note={`${format("", capacity["users"] ?? null)} requests inside at once`} />
           <Stat label="tokens/s a device" value={format("", capacity["tokens_per_s_per_device"] ?? null)} />
           <Stat label="TTFT p50 at this load" value={seconds(at("ttft")["p50"] as number)} note={`p99 ${seconds(at("ttft")["p99"] as number)}`} />
@@ -163,6 +163,9 @@ function format(name: string, value: Plain): string {
   return Number.isInteger(value) ? count(value) : significant(value);
 }
 
+/** Characters from which a value is read, not looked at. */
+const SENTENCE = 16;
+
 function Leaves({ data }: { data: Data }): JSX.Element {
   const plain = Object.entries(data).filter(([, value]) => typeof value !== "object" || value === null);
   const nested = Object.entries(data).filter(([, value]) => value !== null && typeof value === "object" && !Array.isArray(value));
@@ -174,7 +177,7 @@ function Leaves({ data }: { data: Data }): JSX.Element {
           .filter(([name]) => !commands.some(([other]) => other === name))
           .slice(0, 16)
           .map(([name, value]) => (
-            <Stat key={name} label={name.replaceAll("_", " ")} value={<span class="small-value">{format(name, value)}</span>} />
+            <Stat key={name} label={name.replace(/^num_/, "").replaceAll("_", " ")} value={String(value).length > SENTENCE ? <small>{format(name, value)}</small> : <span class="small-value">{format(name, value)}</span>} />
           ))}
       </Stats>
       {commands.map(([name, value]) => (
