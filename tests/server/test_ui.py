@@ -329,3 +329,15 @@ def test_a_page_is_told_where_the_time_of_a_step_goes() -> None:
     starts = [start_s for _, _, start_s, _, _ in found["timeline"]]
     assert starts == sorted(starts)
     assert starts[0] == 0.0
+
+
+def test_a_run_under_way_ends_with_the_server() -> None:
+    """Its page is told, nothing is waited for, and nothing is logged as a fault."""
+    body = {"flags": {"num-requests": 10_000, "rate": 40, "prompts": "2000", "answers": "400"}}
+    with serving() as server, server.http() as http, http.stream("POST", "/app/v1/simulate", json=body) as answer:
+        lines = answer.iter_lines()
+        told = [next(lines)]
+        assert server.stop() == 0
+        told += lines
+        assert any("shutting_down" in line for line in told)
+        assert "Traceback" not in server.errors.read_text()

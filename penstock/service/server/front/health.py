@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Callable
 
 from penstock.service.server.http.faults import busy
 from penstock.service.server.pool.pool import ModelPool
@@ -13,6 +14,8 @@ class ServerHealth:
 
     def __init__(self, models: ServedModels, pool: ModelPool | None) -> None:
         self.is_draining = False
+        self.at_drain: list[Callable[[], None]] = []
+        """Told when draining begins: work that is no call ends then."""
         self._models = models
         self._pool = pool
 
@@ -55,6 +58,8 @@ class ServerHealth:
     async def drain(self, timeout_s: float) -> None:
         """Let calls in progress end; no new ones come in."""
         self.is_draining = True
+        for told in self.at_drain:
+            told()
         deadline_s = time.monotonic() + timeout_s
         while self.num_open and time.monotonic() < deadline_s:
             await asyncio.sleep(0.02)

@@ -11,5 +11,6 @@ class Pages:
 
     def __init__(self, front: Front) -> None:
         self.tools = Tools(lambda: front.health.num_open > 0)
+        front.health.at_drain.append(self.tools.close)
         self.refusals = RefusalLog()
         self.power = PowerMeter(lambda: front.counters.machine(), front.config.price_per_hour)

@@ -58,6 +58,13 @@ class Tools:
         self._room = asyncio.Semaphore(MAX_RUNNING)
         self._num_waiting = 0
         self._spare: asyncio.subprocess.Process | None = None
+        self._is_closed = False
+
+    def close(self) -> None:
+        """The server ends: so do runs under way, and no other begins."""
+        self._is_closed = True
+        for job in self._jobs.values():
+            job.kill()
 
     async def run(self, client: str, lane: str, task: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
         """What the tool says, line by line, its result last. `lane` names what of the client this replaces."""
@@ -103,8 +110,8 @@ class Tools:
         raise ApiError(ErrorKind.INTERNAL, "the run ended without a result; the fault is ours")
 
     async def _lines(self, job: ToolJob, task: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
-        if job.is_superseded:
-            raise _superseded()
+        if job.is_superseded or self._is_closed:
+            raise self._ended()
         process = await self._take_spare()
         if task["task"] in FREE:
             self._throttle.free(process)
@@ -126,11 +133,16 @@ class Tools:
             yield news
         status = await process.wait()
         if job.is_superseded:
-            raise _superseded()
+            raise self._ended()
         if status:
             raise invalid(
                 "the run passed its bounds of time or memory and was ended; ask for less", "flags", "run_too_large"
             )
+
+    def _ended(self) -> ApiError:
+        if self._is_closed:
+            return busy("the server is shutting down; ask again later", 1, code="shutting_down")
+        return ApiError(ErrorKind.CONFLICT, "a later question of the same page replaced this one", code="superseded")
 
     async def _take_spare(self) -> asyncio.subprocess.Process:
         """The process that is ready, if there is one; the next is begun for whoever comes."""
@@ -159,7 +171,3 @@ async def _start() -> asyncio.subprocess.Process:
         limit=MAX_LINE_BYTES,
         preexec_fn=os.setpgrp,  # uvloop knows no process_group
     )
-
-
-def _superseded() -> ApiError:
-    return ApiError(ErrorKind.CONFLICT, "a later question of the same page replaced this one", code="superseded")
