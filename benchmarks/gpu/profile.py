@@ -35,15 +35,15 @@ class Watch:
         self._profile: profile | None = None
         self._last = time.perf_counter()
         llm.engine.step = self.step  # type: ignore[method-assign]
-        result = cuda_runner.CudaFlight.result
+        tokens = cuda_runner.Flight.tokens
 
-        def timed(flight: cuda_runner.CudaFlight) -> object:
+        def timed(flight: cuda_runner.Flight) -> list[int]:
             begun = time.perf_counter()
-            flight.arrived.synchronize()
+            found = tokens(flight)
             self.waits[-1] += time.perf_counter() - begun
-            return result(flight)
+            return found
 
-        cuda_runner.CudaFlight.result = timed  # type: ignore[method-assign,assignment]
+        cuda_runner.Flight.tokens = timed  # type: ignore[method-assign,assignment]
 
     def step(self) -> object:
         number = len(self.walls)

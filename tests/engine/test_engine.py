@@ -327,6 +327,27 @@ def test_wait_returns_when_something_is_handed_over():
     assert len(engine.step()) == 1
 
 
+class Rehearsing(OracleRunner):
+    num_rehearsals = 0
+
+    def rehearse(self) -> bool:
+        self.num_rehearsals += 1
+        return self.num_rehearsals < 3
+
+
+def test_a_client_that_asks_again_at_once_does_not_wait_for_a_rehearsal():
+    runner = Rehearsing(LIMITS.num_blocks, LIMITS.block_size, vocab_size=VOCAB_SIZE)
+    engine = make_engine(runner=runner)
+    for number in range(3):
+        threading.Timer(0.05, engine.submit, [make_request(number, (1, 2, 3), max_tokens=2)]).start()
+        assert engine.wait(60.0)
+        drain(engine)
+    assert runner.num_rehearsals == 0
+    assert not engine.wait(0.0)  # nothing came in a whole wait
+    assert not engine.wait(0.0)
+    assert runner.num_rehearsals == 3
+
+
 def test_books_are_checked_once_when_nothing_comes():
     engine = make_engine()
     engine.submit(make_request(1, (1, 2, 3), max_tokens=2))

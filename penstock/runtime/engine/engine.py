@@ -77,6 +77,8 @@ class Engine:
         self._has_interrupted = False
         """Since the last turn of the loop."""
         self._rehearsing = runner if isinstance(runner, RehearsingRunner) else None
+        self._is_quiet = False
+        """Whether nothing came in the last wait: a client that asks again at once does not wait for a rehearsal."""
         self._clock = clock
         self.depth = depth
         self.listeners = StepListeners()
@@ -153,12 +155,15 @@ class Engine:
             is_copying = (
                 self.tiers is not None and self.tiers.is_fetching
             )  # a recording bears no other use of the device
-            while self._rehearsing is not None and self._inbox.empty() and not is_copying:
+            is_quiet = self._is_quiet and not self.has_work and not is_copying
+            while self._rehearsing is not None and is_quiet and self._inbox.empty():
                 if not self._rehearsing.rehearse():
                     self._rehearsing = None
             try:
                 self._taken.append(self._inbox.take(timeout_s))
+                self._is_quiet = False
             except Empty:
+                self._is_quiet = True
                 if not self.has_work and self.num_steps != self._num_checked_steps:
                     self.check()
                 return False
