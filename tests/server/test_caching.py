@@ -99,3 +99,14 @@ def test_a_tenant_pins_no_more_than_its_share_and_the_same_prefix_once() -> None
     assert grant(ledger, "b", 25 * 16, 60.0, 1.0) == 25 * 16
     assert grant(ledger, "a", 10 * 16, 60.0, 62.0, salt="other") == 10 * 16, "what has ended counts no more"
     assert ledger.num_pinned("a", 62.0) == 10
+
+
+def test_a_pin_is_granted_for_the_seconds_asked_for_whatever_the_clock_says() -> None:
+    """To the bit: usage is told by them."""
+    for now in (0.1 * 3**power for power in range(12)):
+        ledger = PinLedger(num_tenants=1)
+        room = {"num_blocks": 8, "block_size": 16}
+        assert ledger.grant("a", "", (1,) * 33, ((32, 300.0), (32, 3600.0)), **room, now=now) == (
+            (32, 300.0),
+            (32, 3600.0),
+        )

@@ -42,14 +42,14 @@ class PinLedger:
         share = int(num_blocks * MAX_FRACTION / self._num_tenants)
         granted = []
         for num_tokens, ttl_s in sorted(wanted):
-            until_s = now + min(ttl_s, MAX_TTL_S)
+            kept_s = min(ttl_s, MAX_TTL_S)
             keys = _keys(salt, prompt, min(num_tokens, len(prompt) - 1) // block_size, block_size)
             new = [key for key in keys if key not in pins]
             if not keys or len(pins) + len(new) > share or self._num_all() + len(new) > MAX_REMEMBERED:
                 continue
             for key in keys:
-                pins[key] = max(until_s, pins.get(key, until_s))
-            granted.append((len(keys) * block_size, until_s - now))
+                pins[key] = max(now + kept_s, pins.get(key, 0.0))
+            granted.append((len(keys) * block_size, kept_s))
         if not pins:
             del self._pins[tenant]
         return tuple(granted)
