@@ -135,7 +135,7 @@ def _show(config: Config, report: dict[str, object], path: Path) -> None:
     if config.json:
         print_json({**report, "path": str(path)})
         return
-    shown = {name: value for name, value in report.items() if name not in ("layers", "says")}
+    shown = {name: value for name, value in report.items() if name not in ("layers", "says") and value is not None}
     rows = [
         (name.replace("_", " "), f"{value:,}" if isinstance(value, int | float) else str(value))
         for name, value in shown.items()
