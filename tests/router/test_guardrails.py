@@ -15,11 +15,11 @@ from tests.router.test_relay import run
 
 
 class Judge:
-    """The operator's service: allows what has no bad word in it, and says what it was asked."""
+    """The operator's service: allows what has no bad word in it, and says what it was asked. Ids are random, some end in "bad"."""
 
     def __init__(self) -> None:
         self.asked: list[dict] = []
-        self.answer = lambda told: {"allow": "bad" not in json.dumps(told), "message": "no bad words"}
+        self.answer = lambda told: {"allow": "bad " not in json.dumps(told), "message": "no bad words"}
         self.status = 200
         self.writers: list[asyncio.StreamWriter] = []
 

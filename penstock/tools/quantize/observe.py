@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from penstock.runtime.layers.linear import Linear
 from penstock.runtime.models.spec import Activation
 
+SAMPLED_ROWS, ROWS_A_PIECE = 512, 32
+
 
 class SeenInputs:
     """Sums over all rows that a matrix has been multiplied with: of magnitudes where `sizes` are asked for, of x x^T where
@@ -18,6 +20,8 @@ class SeenInputs:
         self.num_rows = 0
         self.most = torch.zeros(num_columns, device=device)
         """Largest magnitude of each input."""
+        self.sample = torch.zeros((0, num_columns), device=device)
+        """Some of the rows, where sizes are asked for."""
         self._sizes = sizes
         self._size = torch.zeros(num_columns, device=device)
         self._squares = torch.zeros(num_columns, device=device)
@@ -30,6 +34,8 @@ class SeenInputs:
             size = rows.abs()
             self.most = torch.maximum(self.most, size.amax(0))
             self._size += size.sum(0)
+            if len(self.sample) < SAMPLED_ROWS:
+                self.sample = torch.cat((self.sample, rows[:: -(-len(rows) // ROWS_A_PIECE)]))
         if self._products is None:
             self._squares += rows.square().sum(0)
         else:
@@ -38,6 +44,7 @@ class SeenInputs:
     def divide(self, scales: Tensor) -> None:
         """As if every row had been divided so."""
         self.most, self._size, self._squares = self.most / scales, self._size / scales, self._squares / scales.square()
+        self.sample = self.sample / scales
         if self._products is not None:
             self._products.div_(scales).div_(scales[:, None])
 

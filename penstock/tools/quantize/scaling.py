@@ -20,7 +20,7 @@ from penstock.tools.quantize.integers import IntegerEncoding
 from penstock.tools.quantize.observe import ObservedLinear, SeenInputs
 
 RATIOS = torch.linspace(0.0, 1.0, 11)
-SMOOTHNESS = 0.5
+SMOOTHNESS = torch.linspace(0.3, 0.9, 7)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,11 +119,24 @@ def _error(weight: Tensor, scales: Tensor, hessian: Tensor, encoding: IntegerEnc
 
 
 @torch.inference_mode()
-def smooth(layer: AnyLayer, seen: dict[str, ObservedLinear], smoothness: float = SMOOTHNESS) -> None:
-    """Large inputs are divided and their weights multiplied, until both are equally hard to round."""
+def smooth(layer: AnyLayer, seen: dict[str, ObservedLinear]) -> None:
+    """Large inputs are divided and their weights multiplied, as far as leaves the least error with both in 8 bits."""
     for link in links(layer):
         if link.path not in seen:
             continue
-        inputs = link.share(seen[link.path].inputs.most.clamp(min=1e-5))
-        weights = link.share(link.matrix.weight.abs().amax(0).clamp(min=1e-5))
-        _apply(link, (inputs.pow(smoothness) / weights.pow(1 - smoothness)).clamp(1e-4, 1e4), seen[link.path].inputs)
+        weight, inputs = link.matrix.weight, seen[link.path].inputs
+        most = link.share(inputs.most.clamp(min=1e-5))
+        heaviest = link.share(weight.abs().amax(0).clamp(min=1e-5))
+        ways = [(most.pow(power) / heaviest.pow(1 - power)).clamp(1e-4, 1e4) for power in SMOOTHNESS.tolist()]
+        _apply(link, min(ways, key=lambda scales: _rounding_error(weight, inputs.sample, scales)), inputs)
+
+
+def _rounding_error(weight: Tensor, rows: Tensor, scales: Tensor) -> float:
+    """Of products of rows and a matrix, both in 8 bits under a scale a row."""
+    off = _in_8_bits(rows / scales) @ _in_8_bits(weight.float() * scales).t() - rows @ weight.float().t()
+    return float(off.square().mean())
+
+
+def _in_8_bits(rows: Tensor) -> Tensor:
+    steps = rows.abs().amax(1, keepdim=True).clamp(min=1e-12) / 127
+    return (rows / steps).round() * steps
