@@ -10,7 +10,9 @@ import torch
 
 from penstock.errors import ConfigError, ModelFileError
 from penstock.runtime.files import ModelFiles
+from penstock.tools.evaluate.activations import rounded
 from penstock.tools.quantize.observe import ObservedProjection, observed
+from penstock.tools.quantize.scaling import smooth
 from penstock.tools.quantize.schemes import SCHEMES, quantization_config
 from penstock.tools.quantize.walk import LayerWalk
 from tests.models.ours import Ours
@@ -164,6 +166,31 @@ def test_scales_of_a_cache_reach_the_largest_key_and_value_and_hinder_nobody(pla
     assert scales[0] == pytest.approx(float(watched.most[64:96].max()) / 448, rel=1e-5)
     assert scales[1] == pytest.approx(float(watched.most[96:].max()) / 448, rel=1e-5)
     assert len(Ours(tmp_path / "made", 64).greedy([1, 2, 3], 2, 4)[0]) == 7
+
+
+def test_smoothing_changes_no_product_and_makes_8_bits_err_less(plain: Path, tmp_path: Path) -> None:
+    made = job(plain, tmp_path / "made", "w8a8")
+    model = made.original.layer(0)
+    layer = model.layers[0]
+    width = layer.mlp.down.weight.shape[1]
+    with torch.no_grad():  # some inputs are far larger than others, as those of real models are
+        layer.mlp.gate_up.weight[width : width + 2] *= 40.0
+        layer.attention.qkv.weight[-3:] *= 40.0
+    walk = LayerWalk(made.original, made.tokens)  # type: ignore[arg-type]
+    walk.begin()
+    with observed(layer, products=True) as seen:
+        walk.run(model, keep=False)
+
+    def error(rows: torch.Tensor, weight: torch.Tensor) -> float:
+        return float((rounded(rows, "int8") @ rounded(weight, "int8").t() - rows @ weight.t()).norm())
+
+    matrices = {"mlp.down": layer.mlp.down, "attention.out": layer.attention.out}
+    before = {path: (seen[path].inputs.sample, matrix.weight.clone()) for path, matrix in matrices.items()}
+    smooth(layer, seen)
+    for path, (rows, weight) in before.items():
+        inputs, matrix = seen[path].inputs.sample, matrices[path].weight
+        assert torch.allclose(inputs @ matrix.t(), rows @ weight.t(), rtol=1e-3, atol=1e-4)
+        assert error(inputs, matrix) < 0.8 * error(rows, weight), path
 
 
 def _numbers(files: ModelFiles, name: str) -> float:

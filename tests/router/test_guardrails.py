@@ -15,7 +15,7 @@ from tests.router.test_relay import run
 
 
 class Judge:
-    """The operator's service: allows what has no bad word in it, and says what it was asked. Ids are random, some end in "bad"."""
+    """The operator's service: allows what has no bad word in it, and says what it was asked. Random ids may end in "bad"."""
 
     def __init__(self) -> None:
         self.asked: list[dict] = []
