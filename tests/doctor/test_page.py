@@ -62,6 +62,10 @@ def test_a_counter_that_fell_began_anew() -> None:
     change = Change(page_of(old), page_of(new), 2.0)
     assert change.has_restarted
     assert change.count("things_total") == 4
+    engines = Counter("penstock_engine_restarts", "")
+    before = page_of(old, engines)
+    engines.add(1)
+    assert not Change(before, page_of(new, engines), 2.0).has_restarted, "a new engine under the same server"
 
 
 def test_a_histogram_that_fell_began_anew() -> None:

@@ -150,6 +150,7 @@ def test_an_engine_that_fails_dies_and_hangs_is_told() -> None:
         server.post("/v1/completions", {"prompt": [DIE, 1], "max_tokens": 3})
         wait_until(lambda: server.get("/health").status_code == 200)
         assert "engine-restarting" in visit.reported()
+        assert "server-restarted" not in visit.reported()
         visit.renew()
         assert "engine-restarted" in visit.reported()
         with asking(server, 1, max_tokens=EVER):

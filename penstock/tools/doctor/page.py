@@ -78,9 +78,10 @@ class Change:
 
     @property
     def has_restarted(self) -> bool:
-        """A counter fell: another process answers now."""
+        """A counter fell: another process answers now. A new engine under the same server begins its own counters anew, too."""
         names = [name for name in self._before if name.endswith("_total") and name in self._after]
-        return any(_sum(self._after, name, None) < _sum(self._before, name, None) for name in names)
+        grown = {name: _sum(self._after, name, None) - _sum(self._before, name, None) for name in names}
+        return grown.get("penstock_engine_restarts_total", 0.0) <= 0 and any(change < 0 for change in grown.values())
 
     def _name(self, *names: str, suffix: str = "") -> str | None:
         found = next((name for name in names if name + suffix in self._after), None)
