@@ -82,11 +82,12 @@ def said(text: str) -> tuple[str, dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def fleet() -> Iterator[Fleet]:
-    with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
+    with ExitStack() as stack:
         alone = stack.enter_context(serving(*FLAGS, model=MODEL))
-        patch.setenv("PENSTOCK_REPLICA_KEY", KEY)
         roles = [serving(*FLAGS, "--role", role, model=MODEL, is_real=True) for role in ("prefill", "decode")]
-        prefill, decode = started_together(stack, roles)
+        with pytest.MonkeyPatch.context() as patch:  # not for servers that others start meanwhile
+            patch.setenv("PENSTOCK_REPLICA_KEY", KEY)
+            prefill, decode = started_together(stack, roles)
         flags = ("--policy", "prefix-reported", "--handover", "always", "slow-start-s=0", "wait-s=120")
         urls = [word for server in (prefill, decode) for word in ("--replica", server.url)]
         router = stack.enter_context(routing(*urls, *flags, servers=[prefill, decode], PENSTOCK_REPLICA_KEY=KEY))
