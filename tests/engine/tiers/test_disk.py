@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import ConfigError
+from penstock.runtime.core.batch import Batch, Chunk
 from penstock.runtime.engine.tiers import disk
 from penstock.runtime.engine.tiers.disk import DiskTier
 from penstock.runtime.engine.tiers.host import HostTier
@@ -175,6 +176,22 @@ def test_reading_is_chosen_while_it_is_faster_than_computing() -> None:
     assert rates.is_reading_faster(100, 90_000, 0)
     assert not rates.is_reading_faster(100, 110_000, 0)
     assert not rates.is_reading_faster(100, 90_000, 20_000)
+
+
+def test_last_pieces_of_prompts_do_not_make_computing_look_slow() -> None:
+    rates = Rates()
+
+    def step(num_tokens: int) -> None:
+        chunk = Chunk(0, 0, num_tokens, (1,) * num_tokens, (), samples=True, arrival=None)
+        rates.note_step(Batch(0, (chunk,)), 0.003)
+
+    for _ in range(8):
+        step(64)
+        step(4)
+    assert rates.prompt_tokens_s == pytest.approx(64 / 0.003)
+    for _ in range(5000):  # a load of short prompts alone is learnt in the end
+        step(4)
+    assert rates.prompt_tokens_s == pytest.approx(4 / 0.003, rel=0.01)
 
 
 def test_ghosts_are_bounded() -> None:

@@ -6,6 +6,8 @@ from penstock.runtime.core.batch import Batch
 
 NEWS = 0.25
 """Weight of the latest measurement in a moving average."""
+FADING = 0.999
+"""Of what a step of prompts was at most, with every further one."""
 TRIES = 16
 """One in so many that should be slower is read all the same: what was measured may not be so any more."""
 MAX_GHOSTS = 1 << 16
@@ -42,6 +44,8 @@ class Rates:
         self.write_bytes_s: float | None = None
         """From host memory to the device."""
         self.prompt_tokens_s: float | None = None
+        self._most_tokens = 0.0
+        """Of a step of prompts, those long ago fading."""
         self._num_declined = 0
 
     def note_read(self, num_bytes: int, seconds: float) -> None:
@@ -54,10 +58,12 @@ class Rates:
         self.prompt_tokens_s = _moved(self.prompt_tokens_s, num_tokens / max(seconds, 1e-6))
 
     def note_step(self, batch: Batch, seconds: float) -> None:
-        """Steps of prompts tell what computing costs."""
+        """Steps of prompts tell what computing costs; not the last piece of one, which takes nearly as long as a whole step."""
         num_prompt = sum(chunk.length for chunk in batch.chunks if len(chunk.token_ids) > chunk.num_drafts)
         if 2 * num_prompt > batch.num_tokens:
-            self.note_prompt(batch.num_tokens, seconds)
+            self._most_tokens = max(batch.num_tokens, FADING * self._most_tokens)
+            if 2 * batch.num_tokens >= self._most_tokens:
+                self.note_prompt(batch.num_tokens, seconds)
 
     def compute_s(self, num_tokens: int) -> float | None:
         """None before anything is measured."""
