@@ -16,6 +16,7 @@ from penstock.runtime.layers.layer import AnyLayer, StreamLayer
 from penstock.runtime.layers.linear import Linear
 from penstock.runtime.layers.mlp import Gated
 from penstock.runtime.layers.norm import LayerNorm, RMSNorm
+from penstock.runtime.ops.int8 import round_int8
 from penstock.tools.quantize.integers import IntegerEncoding
 from penstock.tools.quantize.observe import ObservedLinear, SeenInputs
 
@@ -138,5 +139,5 @@ def _rounding_error(weight: Tensor, rows: Tensor, scales: Tensor) -> float:
 
 
 def _in_8_bits(rows: Tensor) -> Tensor:
-    steps = rows.abs().amax(1, keepdim=True).clamp(min=1e-12) / 127
-    return (rows / steps).round() * steps
+    values, steps = round_int8(rows)
+    return values.float() * steps[:, None]
