@@ -49,7 +49,7 @@ class Inputs:
         plan = self.layout.derived.get(config.rows)
         if plan is None:
             plan = self.layout.derived[config.rows] = plan_of(self.layout, config.rows, BLOCK_SIZE)
-        attend_runs(self.q[number], self.cache, self.layout, self.spec, None, plan, self.out, config)
+        attend_runs(self.q[number], self.cache, self.layout, self.spec, None, plan.tiles, self.out, config)
         return self.out
 
     def dense(self, number: int) -> Tensor:

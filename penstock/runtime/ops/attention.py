@@ -46,6 +46,10 @@ def _examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
     parts = torch.randn((2, 280, 8, 1, 16), generator=generator, device=device).half()
     q = torch.randn((1101, 2, 16), generator=generator, device=device).half()
     yield q, LayerCache(*parts), layout, GQA(2, 1, 16, None, 0.25), None
+    layout = example_layout([1, 1100], [9, 13_500], 8, 3400, generator)  # so long a chunk behind so many keys, likewise
+    for cache_dtype in (torch.float16, torch.float8_e4m3fn, torch.int8):
+        q = torch.randn((1101, 2, 64), generator=generator, device=device).half()
+        yield q, example_cache((3400, 8, 1, 64), cache_dtype, generator), layout, GQA(2, 1, 64, None, 0.125), None
     for cache_dtype in (torch.float8_e4m3fn, torch.int8):
         for lengths, contexts in (batches[1], batches[3], batches[6]):
             layout = example_layout(lengths, contexts, 8, 40, generator)
@@ -124,6 +128,7 @@ def example_cache(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.G
     cache = empty_cache(shape, dtype, generator.device)
     num_slots = shape[0] * shape[1]
     new = torch.randn((2, num_slots, *shape[2:]), generator=generator, device=generator.device)
+    new = new if dtype.itemsize == 1 else new.to(dtype)
     kv_write(new[0], new[1], cache, torch.arange(num_slots, device=generator.device))
     return cache
 

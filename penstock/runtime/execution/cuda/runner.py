@@ -102,13 +102,13 @@ class CudaRunner(StepRunner):
         """Blocks to host memory and back, beside the steps."""
         self._plain, self._adapted = plain, adapted
         self._warm_up = KernelWarmUp(model, (plain, adapted), rows, max_sequences)
-        self._max_sequences = max_sequences
+        self._max_sequences, self._max_context = max_sequences, max_context
         self._rehearsals: Iterator[Callable[[], None]] = iter(())
         """Each records a step of a size that is worth it, before one comes."""
 
     def warm_up(self, max_batch_tokens: int) -> None:
         """Have every kernel compiled and decode steps of every size recorded, and some others: no request waits for either."""
-        self._warm_up.finish(max_batch_tokens)
+        self._warm_up.finish(max_batch_tokens, self._max_context)
         kinds = self._warm_up.kinds
         for recorded in kinds:
             recorded.decodes.record_all(self._max_sequences)

@@ -104,14 +104,14 @@ class KernelWarmUp:
         return True
 
     @torch.inference_mode()
-    def finish(self, max_batch_tokens: int) -> None:
+    def finish(self, max_batch_tokens: int, max_context: int) -> None:
         """Wait until everything that any step will need has been compiled, here or by an earlier process."""
         if not self._is_due:
             return
         from penstock.runtime.ops.triton.host.compile_ahead import HELPERS
 
         self.begin()
-        self._prepare_dense(max_batch_tokens)  # while others compile
+        self._prepare_dense(max_batch_tokens, max_context)  # while others compile
         HELPERS.wait()
         if self._urgent is not None:
             self._urgent.are_ready(wait=True)
@@ -120,13 +120,13 @@ class KernelWarmUp:
         if self._others is not None:
             self._others.are_ready(wait=True)
 
-    def _prepare_dense(self, max_batch_tokens: int) -> None:
-        from penstock.runtime.ops.triton.attention import prepare_dense
+    def _prepare_dense(self, max_batch_tokens: int, max_context: int) -> None:
+        from penstock.runtime.ops.triton.dense import prepare_dense
 
         model = self._model
         for attention in dict.fromkeys(layer.attention for layer in model.spec.layers):
             if isinstance(attention, GQA):
-                prepare_dense(attention, max_batch_tokens, model.cache_dtype, model.device)
+                prepare_dense(attention, max_batch_tokens, max_context, model.cache_dtype, model.device)
 
     def compile_all(self) -> "tuple[Compilers, ...]":
         """Ask for all of it now, the most urgent first, without waiting."""

@@ -4,28 +4,22 @@ Nothing the size of queries x keys is ever stored.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.nn import functional
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from penstock.runtime.models.spec import GQA
-from penstock.runtime.ops.attention import attention, read_blocks
+from penstock.runtime.ops.attention import attention
 from penstock.runtime.ops.layout import AnyCache, BatchLayout
+from penstock.runtime.ops.triton import dense
 from penstock.runtime.ops.triton.decode import Singles, attend_singles, common_width
 from penstock.runtime.ops.triton.host.chain import await_others, chained
-from penstock.runtime.ops.triton.host.launch import entry
+from penstock.runtime.ops.triton.host.launch import IS_ASKING, entry
 from penstock.runtime.ops.triton.host.tile_table import TileConfig, tiles_of
 from penstock.runtime.ops.triton.paged import LOG2_E, capped, scales_of, shape, slots_of
-
-MIN_DENSE_QUERIES = 1024
-DENSE_LENGTHS = 512
-"""Whole prompts are filled up to a multiple of this: the library prepares itself for each new length, which takes a while."""
-DENSE = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-"""The library's ways, the fastest first (4,000 queries of 32 heads on an H200: 296 us, then 551)."""
 
 
 @triton.jit
@@ -82,20 +76,20 @@ def _swept(
 
 @entry
 @triton.jit(
-    do_not_specialize=["table_width"],
+    do_not_specialize=["table_width", "num_earlier", "filled"],
     do_not_specialize_on_alignment=["tables", "starts", "contexts", "tile_chunks", "tile_offsets"],
 )
 def _runs(
     q, keys, values, key_scales, value_scales, tables, starts, contexts, tile_chunks, tile_offsets, sinks,
-    out, scale, table_width,
+    out, scale, table_width, earlier, earlier_total, num_earlier, filled,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, PAD: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     QUERIES: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr,
-    LOG2_E: tl.constexpr, SINKS: tl.constexpr, SCALES: tl.constexpr, CHAINS: tl.constexpr,
+    LOG2_E: tl.constexpr, SINKS: tl.constexpr, SCALES: tl.constexpr, EARLIER: tl.constexpr, CHAINS: tl.constexpr,
 ):  # fmt: skip
     """A tile of one chunk's queries, one head, over all keys the tile sees.
 
-    keys   first ......... clear .... last
-           [ every query sees | masked ]
+    keys   0 ........ num_earlier ......... clear .... last
+           [ seen before | every query sees | masked ]
     """
     await_others(CHAINS)
     head = tl.program_id(0)
@@ -116,16 +110,23 @@ def _runs(
     position = before + rows
     last = before + tl.minimum(offset + QUERIES, length)
     first = tl.maximum(before + offset - WINDOW + 1, 0) // TILE * TILE if WINDOW else 0
+    if EARLIER:
+        first = num_earlier
     clear = first if WINDOW else (before + offset + 1) // TILE * TILE
 
     peak = tl.full([QUERIES], float("-inf"), tl.float32)
     total = tl.zeros([QUERIES], tl.float32)
     mixed = tl.zeros([QUERIES, PAD], tl.float32)
     ours = tables + chunk.to(tl.int64) * table_width
+    if EARLIER:  # as if they had been one key, whose value is their weighted sum
+        peak = tl.load(earlier_total + head * filled + rows, mask=rows < length, other=0.0) * LOG2_E
+        total = tl.full([QUERIES], 1.0, tl.float32)
+        place_of_earlier = (rows.to(tl.int64)[:, None] * HEADS + head) * DIM + columns[None, :]
+        mixed = tl.load(earlier + place_of_earlier, mask=is_query, other=0.0).to(tl.float32)
     if not WINDOW:
         peak, total, mixed = _swept(
-            peak, total, mixed, query, position, 0, clear, keys, values, key_scales, value_scales, ours, kv_head, scale,
-            KV_HEADS, DIM, PAD, BLOCK_SIZE, TILE, WINDOW, CAP, LOG2_E, SCALES, MASKED=False,
+            peak, total, mixed, query, position, first, clear, keys, values, key_scales, value_scales, ours, kv_head,
+            scale, KV_HEADS, DIM, PAD, BLOCK_SIZE, TILE, WINDOW, CAP, LOG2_E, SCALES, MASKED=False,
         )  # fmt: skip
     peak, total, mixed = _swept(
         peak, total, mixed, query, position, clear, last, keys, values, key_scales, value_scales, ours, kv_head, scale,
@@ -137,25 +138,22 @@ def _runs(
     tl.store(out + place, mixed.to(out.dtype.element_ty), mask=is_query)
 
 
-@dataclass(frozen=True, slots=True)
-class Whole:
-    """A long prompt computed in one piece: the library's dense attention is faster for it."""
+class Tiles(NamedTuple):
+    """Of the queries of chunks: a chunk and an offset in it for each."""
 
-    begin: int
-    length: int
-    filled_length: int
-    blocks: Tensor
-    """Its own, and its first again as often as it takes to fill it up."""
+    chunks: Tensor
+    offsets: Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
-    """Which chunks are single queries, and the tiles of those that are longer."""
+    """Which chunks are single queries, the tiles of those that are longer, and what the library does."""
 
     singles: Singles
-    tile_chunks: Tensor | None
-    tile_offsets: Tensor | None
-    whole: tuple["Whole", ...] = ()
+    tiles: Tiles | None = None
+    whole: tuple[dense.Whole, ...] = ()
+    behind: tuple[tuple[dense.Earlier, Tiles], ...] = ()
+    """Long chunks, each with tiles of its own."""
 
 
 def _plan_on_device(layout: BatchLayout, queries: int, num_tokens: int) -> AttentionPlan:
@@ -163,92 +161,87 @@ def _plan_on_device(layout: BatchLayout, queries: int, num_tokens: int) -> Atten
     lengths = layout.query_starts.diff()
     num_tiles = torch.where(lengths > 1, (lengths + queries - 1) // queries, 0)
     ends = num_tiles.cumsum(0)
-    tiles = torch.arange(num_tokens // queries + len(lengths), device=lengths.device)
-    owners = torch.searchsorted(ends, tiles, right=True)
+    places = torch.arange(num_tokens // queries + len(lengths), device=lengths.device)
+    owners = torch.searchsorted(ends, places, right=True)
     is_there = owners < len(lengths)
     bounded = owners.clamp(max=len(lengths) - 1)
-    offsets = torch.where(is_there, (tiles - (ends - num_tiles)[bounded]) * queries, 0)
+    offsets = torch.where(is_there, (places - (ends - num_tiles)[bounded]) * queries, 0)
     chunks = torch.where(is_there, owners, -1)
-    return AttentionPlan(Singles(len(lengths), is_checked=True), chunks.int().flip(0), offsets.int().flip(0))
+    tiles = Tiles(chunks.int().flip(0), offsets.int().flip(0))
+    return AttentionPlan(Singles(len(lengths), is_checked=True), tiles)
 
 
 def plan_of(
-    layout: BatchLayout, queries: int, block_size: int, *, is_plain: bool = False, width: int = 0
+    layout: BatchLayout,
+    queries: int,
+    block_size: int,
+    *,
+    is_plain: bool = False,
+    has_earlier: bool = False,
+    width: int = 0,
 ) -> AttentionPlan:
     """`width` is that of all chunks, if they have a common one."""
     if width:
-        return AttentionPlan(Singles(len(layout.lengths), width=width), None, None)
+        return AttentionPlan(Singles(len(layout.lengths), width=width))
     single = [chunk for chunk, length in enumerate(layout.lengths) if length == 1]
     if len(single) == len(layout.lengths):
-        return AttentionPlan(Singles(len(single)), None, None)
-    whole = {
-        chunk
-        for chunk, (length, context) in enumerate(zip(layout.lengths, layout.contexts))
-        if is_plain and length == context >= MIN_DENSE_QUERIES
-    }
-    tiles = [
-        (chunk, offset)
-        for chunk, length in enumerate(layout.lengths)
-        if length > 1 and chunk not in whole
-        for offset in range(0, length, queries)
+        return AttentionPlan(Singles(len(single)))
+    numbers = range(len(layout.lengths))
+    wholes = [
+        chunk for chunk in numbers if is_plain and layout.lengths[chunk] == layout.contexts[chunk] >= dense.MIN_QUERIES
     ]
-    tiles.reverse()  # the last queries of a prompt see most keys: start the longest work first
+    before = {chunk: dense.earlier(layout, chunk, block_size) for chunk in numbers if has_earlier}
+    behind = {chunk: keys for chunk, keys in before.items() if keys is not None}
+    rest = [chunk for chunk in numbers if layout.lengths[chunk] > 1 and chunk not in wholes and chunk not in behind]
+    parts = [rest, *([chunk] for chunk in behind)]
+    tiles = [
+        [(chunk, offset) for chunk in part for offset in range(0, layout.lengths[chunk], queries)] for part in parts
+    ]
+    for part in tiles:
+        part.reverse()  # the last queries of a prompt see most keys: start the longest work first
+    flat = [tile for part in tiles for tile in part]
     device = layout.block_tables.device
-    numbers = torch.tensor(
-        [single + [chunk for chunk, _ in tiles] + [offset for _, offset in tiles]], dtype=torch.int32
-    )
-    moved = numbers.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else numbers
-    decodes, chunks, offsets = moved[0].split([len(single), len(tiles), len(tiles)])
+    packed = torch.tensor([*single, *(chunk for chunk, _ in flat), *(offset for _, offset in flat)], dtype=torch.int32)
+    moved = packed.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else packed
+    sizes = [len(part) for part in tiles]
+    decodes, *split = moved.split([len(single), *sizes, *sizes])
+    ours, *others = map(Tiles, split[: len(tiles)], split[len(tiles) :])
     return AttentionPlan(
-        Singles(len(single), decodes), chunks, offsets, tuple(_whole(layout, chunk, block_size) for chunk in whole)
+        Singles(len(single), decodes),
+        ours,
+        tuple(dense.whole(layout, chunk, block_size) for chunk in wholes),
+        tuple(zip(behind.values(), others)),
     )
-
-
-def _whole(layout: BatchLayout, chunk: int, block_size: int) -> Whole:
-    length = layout.lengths[chunk]
-    filled_length = -(-length // DENSE_LENGTHS) * DENSE_LENGTHS
-    numbers = torch.arange(-(-filled_length // block_size), device=layout.block_tables.device)
-    blocks = layout.block_tables[chunk, numbers.where(numbers * block_size < length, 0)]
-    return Whole(sum(layout.lengths[:chunk]), length, filled_length, blocks)
-
-
-def _is_dense(spec: GQA) -> bool:
-    """The library's attention computes this kind."""
-    return spec.window is None and spec.logit_softcap is None
-
-
-def prepare_dense(spec: GQA, most_tokens: int, dtype: torch.dtype, device: torch.device) -> None:
-    """Have the library prepare itself for whole prompts of every length up to so many tokens: a second, then 60 ms each."""
-    if not _is_dense(spec) or spec.sinks or dtype.itemsize != 2:
-        return
-    for length in range(-(-MIN_DENSE_QUERIES // DENSE_LENGTHS) * DENSE_LENGTHS, most_tokens + 1, DENSE_LENGTHS):
-        sizes = (spec.num_heads, spec.num_kv_heads, spec.num_kv_heads)
-        queries, keys, values = (
-            torch.zeros((length, size, spec.head_dim), dtype=dtype, device=device) for size in sizes
-        )
-        _attend_dense(queries, keys, values, spec)
 
 
 @attention.kernel("cuda", fits=lambda q, *rest: q.shape[0] > 0)
 def paged_attention(q: Tensor, cache: AnyCache, layout: BatchLayout, spec: GQA, sinks: Tensor | None) -> Tensor:
     config = tiles_of("attention of runs", size=q.shape[-1], value_bytes=q.element_size())
-    is_plain = _is_dense(spec) and sinks is None and q.element_size() == 2
+    is_plain = dense.is_dense(spec) and sinks is None and q.element_size() == 2
+    is_behind = is_plain and dense.has_earlier(spec, cache.block_size)
     width = common_width(layout, spec)
-    plan = layout.derived.get(("triton attention", config.rows, is_plain, width))
+    key = "triton attention", config.rows, is_plain, is_behind, width
+    plan = layout.derived.get(key)
     if plan is None:
         if layout.lengths:
-            plan = plan_of(layout, config.rows, cache.block_size, is_plain=is_plain, width=width)
+            size = cache.block_size
+            plan = plan_of(layout, config.rows, size, is_plain=is_plain, has_earlier=is_behind, width=width)
         else:
             plan = _plan_on_device(layout, config.rows, q.shape[0])
-        layout.derived["triton attention", config.rows, is_plain, width] = plan
+        layout.derived[key] = plan
     if plan.whole and plan.whole[0].length == len(q):
-        return _attend_whole(q, cache, spec, plan.whole[0])
+        return dense.attend_whole(q, cache, spec, plan.whole[0])
     out = torch.empty_like(q)
     if plan.singles.num_chunks:
         attend_singles(q, cache, layout, spec, sinks, plan.singles, out)
-    for whole in plan.whole:
-        out[whole.begin : whole.begin + whole.length] = _attend_whole(q, cache, spec, whole)
-    attend_runs(q, cache, layout, spec, sinks, plan, out, config)
+    for part in plan.whole:
+        out[part.begin : part.begin + part.length] = dense.attend_whole(q, cache, spec, part)
+    attend_runs(q, cache, layout, spec, sinks, plan.tiles, out, config)
+    for keys, tiles in plan.behind:
+        seen = dense.attend_earlier(q, cache, spec, keys)
+        attend_runs(q, cache, layout, spec, sinks, tiles, out, config, keys.num_keys, seen)
+    if is_behind and IS_ASKING.get():
+        attend_runs(q, cache, layout, spec, sinks, plan.tiles, out, config, 0, (q, q.float()))
     return out
 
 
@@ -258,13 +251,17 @@ def attend_runs(
     layout: BatchLayout,
     spec: GQA,
     sinks: Tensor | None,
-    plan: AttentionPlan,
+    tiles: Tiles | None,
     out: Tensor,
     config: TileConfig,
+    num_earlier: int = 0,
+    seen: tuple[Tensor, Tensor] | None = None,
 ) -> None:
-    if plan.tile_chunks is None or plan.tile_offsets is None or not len(plan.tile_chunks):
+    """`seen` is what the chunk's queries have seen of so many earlier keys, and the weights of those."""
+    if tiles is None or not len(tiles.chunks):
         return
-    _runs[(spec.num_heads, len(plan.tile_chunks))](
+    found, total = (q, q) if seen is None else seen
+    _runs[(spec.num_heads, len(tiles.chunks))](
         q,
         cache.keys,
         cache.values,
@@ -272,39 +269,21 @@ def attend_runs(
         layout.block_tables,
         layout.query_starts,
         layout.context_lengths,
-        plan.tile_chunks,
-        plan.tile_offsets,
+        tiles.chunks,
+        tiles.offsets,
         q if sinks is None else sinks,
         out,
         spec.scale * LOG2_E,
         layout.block_tables.stride(0),
+        found,
+        total,
+        num_earlier,
+        total.shape[-1],
         **shape(cache, spec, sinks),
+        EARLIER=seen is not None,
         QUERIES=config.rows,
         TILE=config.block,
         **chained(),
         num_warps=config.warps,
         num_stages=config.stages,
     )
-
-
-def _attend_whole(q: Tensor, cache: AnyCache, spec: GQA, whole: Whole) -> Tensor:
-    """What it is filled up with stands behind every real query, which so never sees it, and must be finite."""
-    ours = slice(whole.begin, whole.begin + whole.length)
-    read = read_blocks(cache, whole.blocks)
-    keys, values = (part.to(q.dtype).flatten(0, 1)[: whole.filled_length] for part in read)
-    queries = q[ours]
-    if whole.length < whole.filled_length:
-        keys[whole.length :] = 0.0
-        values[whole.length :] = 0.0
-        queries = q.new_empty((whole.filled_length, *q.shape[1:]))
-        queries[: whole.length] = q[ours]
-    return _attend_dense(queries, keys, values, spec)[: whole.length]
-
-
-def _attend_dense(queries: Tensor, keys: Tensor, values: Tensor, spec: GQA) -> Tensor:
-    queries, keys, values = (part.transpose(0, 1)[None] for part in (queries, keys, values))
-    with sdpa_kernel(DENSE, set_priority=True):
-        attended = functional.scaled_dot_product_attention(
-            queries, keys, values, is_causal=True, scale=spec.scale, enable_gqa=True
-        )
-    return attended[0].transpose(0, 1)
