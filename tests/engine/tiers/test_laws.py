@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from penstock.runtime.core.request import Request
 from penstock.runtime.core.scheduler import Scheduler
 from penstock.runtime.engine.engine import Engine
 from penstock.runtime.engine.tiers import disk as disk_module
+from penstock.runtime.engine.tiers.arrivals import CANARY_BLOCKS
 from penstock.runtime.engine.tiers.disk import DiskTier
 from penstock.runtime.engine.tiers.host import HostTier
 from penstock.runtime.engine.tiers.news import FetchedBlocks
@@ -175,6 +177,25 @@ def test_a_canary_finds_a_copy_that_went_wrong() -> None:
     counts = served.tiers.counts
     assert counts.canaries == before.canaries + 1
     assert (counts.faults, counts.loaded_blocks) == (1, before.loaded_blocks)
+
+
+def test_a_canary_reads_no_more_of_a_long_load_than_of_a_short_one() -> None:
+    """All steps wait for it."""
+    served = Served(LIMITS._replace(num_blocks=64, max_sequences=4), keeps_all=True, canary_every=1)
+    served.ask(*[make_request(number, prompt(number, 150)) for number in range(1, 6)])
+    read, num_read = served.runner.read_blocks, list[int]()
+
+    def counting(blocks: Any) -> Any:
+        num_read.append(len(blocks))
+        return read(blocks)
+
+    before = served.tiers.counts
+    only = SimpleNamespace(read_blocks=counting, write_blocks=served.runner.write_blocks)
+    served.tiers._arrivals._runner = only  # type: ignore[assignment]
+    served.ask(make_request(9, prompt(1, 150)))
+    served.check()
+    assert served.tiers.counts.loaded_blocks - before.loaded_blocks > CANARY_BLOCKS
+    assert num_read == [CANARY_BLOCKS]
 
 
 @pytest.mark.parametrize(
