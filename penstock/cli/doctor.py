@@ -14,10 +14,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
+from penstock.cli.fleet.reach import check_address
 from penstock.cli.fleet.watch import INSIDE, print_router, replica_data, router_figures
 from penstock.cli.serve import KEY_VARIABLE
 from penstock.console.show import print_json, print_table, printable
 from penstock.errors import ConfigError
+from penstock.fields import check, leaf
 from penstock.metrics.page import Page, parse_page
 from penstock.tools.doctor.finding import Finding, Verdict
 from penstock.tools.doctor.routing import RouterSigns, diagnose_router, is_router, router_signs
@@ -46,7 +48,7 @@ class Config:
     """Address of a running server or router to examine, for example http://127.0.0.1:8000"""
     api_key: str = ""
     """Key the server asks for; PENSTOCK_API_KEY holds one too"""
-    window_s: float = 10.0
+    window_s: float = leaf(10.0, 0.1, 3600, unit="seconds")
     """Seconds between the two looks at a server"""
     hardware: str = ""
     """Device the server runs on, by name (h100-sxm, l4, ...): tells how fast its steps could be"""
@@ -56,18 +58,15 @@ class Config:
     """With --hardware: how the server holds weights"""
     loop: bool = False
     """Go on: after each diagnosis do what it says, and it looks again and tells what changed, until nothing is wrong"""
-    port: int = 8000
+    port: int = leaf(8000, 0, 65535)
     """Port on this machine that should be free"""
     json: bool = False
     """Print JSON for machines"""
 
     def __post_init__(self) -> None:
-        if not 0.1 <= self.window_s <= 3600.0:
-            raise ConfigError(f"--window-s is {self.window_s}; choose 0.1 to 3600 seconds")
-        if self.url and not self.url.startswith(("http://", "https://")):
-            raise ConfigError(f"the address is {self.url}; it begins with http:// or https://")
-        if not 0 <= self.port <= 65535:
-            raise ConfigError(f"--port is {self.port}; choose 0 to 65535")
+        check(self)
+        if self.url:
+            check_address(self.url)
         if self.loop and self.json:
             raise ConfigError("--loop talks with a person; leave --json")
         if bool(self.hardware) != bool(self.model):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from penstock.cli.loading import adapter_at, open_llm
 from penstock.cli.sampling import SamplingConfig
@@ -15,6 +15,7 @@ from penstock.config import CacheConfig, EngineConfig, ModelConfig, ParallelConf
 from penstock.console.progress import ProgressBar
 from penstock.console.speech import dimmed, write_text
 from penstock.errors import ConfigError
+from penstock.fields import setting
 from penstock.runtime.core.request import SamplingParams
 
 if TYPE_CHECKING:
@@ -58,15 +59,13 @@ class Config:
     object with a "prompt" where the file is JSON lines.
     """
 
-    SETTINGS: ClassVar[tuple[str, ...]] = ("best_of",)
-
     prompts: tuple[str, ...] = field(default=(), metadata={"positional": True, "free_text": True})
     """Texts to continue; quote them (default: read from the standard input)"""
     file: Path | None = None
     """File of prompts: one a line, or JSON lines with a "prompt" each"""
     json: bool = False
     """Print a line of JSON for each prompt: text, counts, why it ended, what was cached, how long it took"""
-    best_of: int | None = None
+    best_of: int | None = setting(None)
     """Draw so many answers and print the likeliest"""
     beam_width: int | None = None
     """Search for the likeliest answer with so many beams, instead of drawing one"""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from penstock.config import CacheConfig, EngineConfig, ModelConfig, ParallelConfig, SchedulerConfig, configure
 from penstock.console.output import cache_folder, check_writable, write_file
 from penstock.errors import ConfigError
+from penstock.fields import check, leaf
 from penstock.tools.measure.this_machine import NAME as THIS_MACHINE
 from penstock.tools.measure.this_machine import all_reduce_path, find_hardware, machine_facts
 
@@ -43,7 +44,7 @@ class Config:
     """Fit this log of a live server (serve --step-log) instead of measuring"""
     out: Path | None = None
     """File to write (default: in the user's cache directory, by model and machine)"""
-    seconds: float = 45.0
+    seconds: float = leaf(45.0, 1, 3600)
     """How long to measure; one round of all shapes is the least"""
     seed: int = 0
     """Of the prompts' tokens and of the workload that proves the fit"""
@@ -55,8 +56,7 @@ class Config:
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
 
     def __post_init__(self) -> None:
-        if not 1.0 <= self.seconds <= 3600.0:
-            raise ConfigError(f"--seconds is {self.seconds}; choose 1 to 3600")
+        check(self)
 
     @property
     def engine(self) -> EngineConfig:

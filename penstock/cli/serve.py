@@ -13,17 +13,13 @@ from penstock.config import (
     AdapterConfig,
     CacheConfig,
     EngineConfig,
-    ListenConfig,
     ModelConfig,
     ParallelConfig,
-    RouterConfig,
     SchedulerConfig,
-    ServerConfig,
     SpeculationConfig,
-    TlsConfig,
-    roles_of,
 )
 from penstock.errors import ConfigError
+from penstock.service.config import ListenConfig, RouterConfig, ServerConfig, TlsConfig, roles_of
 from penstock.service.server.pool.config import PoolConfig, keep_alive_of
 
 KEY_VARIABLE = "PENSTOCK_API_KEY"

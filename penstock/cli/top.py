@@ -5,10 +5,10 @@ import sys
 import time
 from dataclasses import dataclass, field
 
-from penstock.cli.fleet.reach import ask_server
+from penstock.cli.fleet.reach import ask_server, check_address
 from penstock.cli.fleet.watch import print_router, replica_data, router_figures
 from penstock.console.show import print_json, print_table, printable
-from penstock.errors import ConfigError
+from penstock.fields import check, leaf
 from penstock.metrics.page import Page, parse_page, sum_of
 from penstock.tools.doctor.machine import machine_signs
 from penstock.tools.doctor.routing import RouterSigns, is_router, router_signs
@@ -22,7 +22,7 @@ class Config:
     """Address of the server or router"""
     api_key: str = ""
     """Key the server asks for"""
-    every_s: float = 1.0
+    every_s: float = leaf(1.0, 0.05, 3600, unit="seconds")
     """Seconds between looks"""
     once: bool = False
     """Look twice, print one line of numbers, and end"""
@@ -30,10 +30,8 @@ class Config:
     """Print numbers as JSON"""
 
     def __post_init__(self) -> None:
-        if not 0.05 <= self.every_s <= 3600.0:
-            raise ConfigError(f"--every-s is {self.every_s}; choose 0.05 to 3600 seconds")
-        if not self.url.startswith(("http://", "https://")):
-            raise ConfigError(f"the address is {self.url}; it begins with http:// or https://")
+        check(self)
+        check_address(self.url)
 
 
 def run(config: Config) -> int:

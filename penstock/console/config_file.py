@@ -12,8 +12,8 @@ from typing import Any
 
 from penstock.console.flags import Flag, by_tables, flags_of, suggestion
 from penstock.console.help import flag_help
-from penstock.docstrings import field_docstrings
 from penstock.errors import ConfigError
+from penstock.fields import field_docstrings
 
 
 def read(config: type, path: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, configure
 from penstock.console.output import check_writable, write_file
-from penstock.errors import ConfigError
+from penstock.fields import check, leaf
 
 if TYPE_CHECKING:
     from penstock.tools.cost.hardware import Ceilings, NumberFormat
@@ -24,13 +24,13 @@ class Config:
     GPU by the driver's record of kernels. Bandwidth and operations a second stand beside what this machine reaches.
     """
 
-    batch: int = 8
+    batch: int = leaf(8, 1, 4096)
     """Sequences that generate"""
-    context: int = 256
+    context: int = leaf(256, 1, 10**6)
     """Tokens that each has before it"""
-    prompt: int = 0
+    prompt: int = leaf(0, 0, 10**6)
     """Tokens of a prompt that is computed in each step beside them"""
-    steps: int = 16
+    steps: int = leaf(16, 2, 1000)
     """Steps to watch"""
     json: bool = False
     """Print JSON for machines"""
@@ -41,9 +41,7 @@ class Config:
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
 
     def __post_init__(self) -> None:
-        for name, least, most in (("batch", 1, 4096), ("context", 1, 10**6), ("prompt", 0, 10**6), ("steps", 2, 1000)):
-            if not least <= getattr(self, name) <= most:
-                raise ConfigError(f"--{name} is {getattr(self, name)}; choose {least} to {most:,}")
+        check(self)
 
 
 def run(config: Config) -> int:

@@ -5,10 +5,11 @@ import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from penstock.console.show import print_json, print_table
 from penstock.errors import ConfigError
+from penstock.fields import setting
 
 if TYPE_CHECKING:
     from penstock.runtime.files import ModelFiles
@@ -24,8 +25,6 @@ class Config:
     Each measure runs in a process of its own. The report is kept beside the made model and where penstock plan looks for it.
     """
 
-    SETTINGS: ClassVar[tuple[str, ...]] = ("questions",)
-
     made: str = field(metadata={"positional": True})
     """Model that was made smaller: a folder of penstock quantize, or any model"""
     before: str = field(metadata={"positional": True})
@@ -36,7 +35,7 @@ class Config:
     """Measure on this many tokens of it"""
     tasks: str | None = None
     """Questions: a suite that is fetched (mmlu, humaneval), or JSON lines"""
-    questions: int | None = None
+    questions: int | None = setting(None)
     """Ask this many of them"""
     speed: bool = True
     """Measure W1 to W3 and peak memory; the machine should be idle"""

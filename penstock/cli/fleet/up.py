@@ -9,19 +9,10 @@ from typing import Any
 
 from penstock.cli.serve import KEY_VARIABLE
 from penstock.cli.serve import Config as ServeConfig
-from penstock.config import (
-    CacheConfig,
-    ClusterConfig,
-    EngineConfig,
-    ListenConfig,
-    ModelConfig,
-    ParallelConfig,
-    RouterConfig,
-    SchedulerConfig,
-    ServerConfig,
-)
+from penstock.config import CacheConfig, EngineConfig, ModelConfig, ParallelConfig, SchedulerConfig
 from penstock.console import config_file
 from penstock.errors import ConfigError
+from penstock.service.config import ClusterConfig, ListenConfig, RouterConfig, ServerConfig
 
 FILE = ".toml"
 COLD_START_S = 120.0

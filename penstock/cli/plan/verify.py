@@ -12,9 +12,10 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError
+from penstock.fields import check, leaf, setting
 from penstock.metrics.page import Page
 from penstock.tools.planner.cause import cause_of
 
@@ -37,17 +38,15 @@ class Config:
     not.
     """
 
-    SETTINGS: ClassVar[tuple[str, ...]] = ("tolerance",)
-
     url: str = field(default="http://127.0.0.1:8000", metadata={"positional": True})
     """Address of the server"""
     plan: Path | None = None
     """The plan, as penstock plan --emit wrote it (plan.toml or plan.json)"""
-    rate: float | None = None
+    rate: float | None = leaf(None, above=0, most=1e6)
     """Requests a second to send (default: the plan's, divided by its replicas)"""
-    num_requests: int = 100
+    num_requests: int = leaf(100, 10, 100_000)
     """How many requests to send"""
-    tolerance: float = 0.1
+    tolerance: float = setting(0.1)
     """Largest error that counts as proved: 0.1 is 10 %"""
     api_key: str = ""
     """Key the server asks for (default: PENSTOCK_API_KEY or OPENAI_API_KEY)"""
@@ -55,10 +54,7 @@ class Config:
     """Print JSON for machines"""
 
     def __post_init__(self) -> None:
-        if not 10 <= self.num_requests <= 100_000:
-            raise ConfigError(f"--num-requests is {self.num_requests}; choose 10 to 100,000")
-        if self.rate is not None and not 0.0 < self.rate <= 1e6:
-            raise ConfigError(f"--rate is {self.rate}; choose requests a second, above 0")
+        check(self)
 
 
 def run(config: Config) -> int:

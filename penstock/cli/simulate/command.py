@@ -10,21 +10,23 @@ from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from penstock.amounts import format_bytes
 from penstock.cli.plan.model import describe
 from penstock.cli.simulate import report
 from penstock.cli.simulate.load import SimulatedLoad
 from penstock.cli.simulate.techniques import Techniques
-from penstock.config import CacheConfig, EngineConfig, ModelConfig, RoutingPolicy, SchedulerConfig
+from penstock.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from penstock.console.output import check_writable, write_file
 from penstock.console.show import print_json
 from penstock.errors import ConfigError
+from penstock.fields import check, leaf, setting
 from penstock.metrics.summary import Slo
 from penstock.runtime.models.adapters import adapter_bytes
 from penstock.runtime.models.spec import ModelSpec
 from penstock.runtime.sizing import Memory, batch_tokens, pace_of, size_engine
+from penstock.service.config import RoutingPolicy
 from penstock.service.router.policy import POLICIES
 from penstock.tools.cost.hardware import Hardware
 from penstock.tools.cost.layout import Layout
@@ -49,13 +51,11 @@ CHAT_SLO = Slo(ttft_s=0.5, tpot_s=0.05)
 class Machines:
     """What computes."""
 
-    SETTINGS: ClassVar[tuple[str, ...]] = ("depth", "max_pending", "overlap")
-
     hardware: str = "h100-sxm"
     """Device of a replica, by name: h100-sxm, a100-80, l4, epyc-9654, ..., or this-machine, measured when first named"""
     profile: Path | None = None
     """Step times, model and cache as penstock profile measured them, instead of a device and a model by name"""
-    replicas: int = 1
+    replicas: int = leaf(1, 1, 10_000)
     """How many replicas serve"""
     tensor: int = 1
     """Devices that share every matrix of a replica"""
@@ -65,23 +65,20 @@ class Machines:
     """Devices that experts are dealt out to; more than --tensor spans replicas"""
     weights: WeightFormat = "bf16"
     """How weights are held"""
-    overlap: bool = True
+    overlap: bool = setting(True)
     """The host schedules the next step while the device computes, as the engine does on a GPU"""
-    depth: int = 1
+    depth: Literal[1, 2] = setting(1)
     """Steps launched before the oldest is awaited; 2 as the engine on a GPU: a new request waits a step longer, and simulating
     takes several times as long"""
     textbook: bool = False
     """Step times by the vendor's peaks and without overheads, as textbooks count"""
     policy: RoutingPolicy = "least-pending"
     """Which replica gets a request"""
-    max_pending: int | None = None
+    max_pending: int | None = setting(None)
     """Requests a replica may have before it gets no more; with all full, requests are refused"""
 
     def __post_init__(self) -> None:
-        if not 1 <= self.replicas <= 10_000:
-            raise ConfigError(f"--replicas is {self.replicas}; choose 1 to 10000")
-        if self.depth not in (1, 2):
-            raise ConfigError(f"depth is {self.depth}; choose 1 or 2")
+        check(self)
 
     @property
     def layout(self) -> Layout:
