@@ -3,7 +3,7 @@
 import json
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 from penstock.console.flags import flags_of, suggestion
 from penstock.console.show import print_json, print_table
 from penstock.errors import ConfigError
-from penstock.tools.advise.lint import LintFinding, Setup, findings_data, lint, setup_of
+from penstock.tools.advise.lint import LintFinding, Setup, lint, setup_of
 
 FOUND_STATUS = 1
 READERS = ("serve", "simulate", "plan", "bench", "route", "up")
@@ -40,7 +40,7 @@ def run(config: Config) -> int:
     if config.json:
         known = {one.name for one in fields(Setup)}
         ignored = sorted(set(values) - known)
-        print_json({"file": str(config.file), "findings": findings_data(findings), "not_examined": ignored})
+        print_json({"file": str(config.file), "findings": [asdict(one) for one in findings], "not_examined": ignored})
     elif findings:
         print_table(("setting", "found", "remedy"), [(one.setting, one.found, one.remedy) for one in findings])
     else:
