@@ -11,7 +11,7 @@ from typing import Any
 
 from penstock.assembly.routing import listen_for
 from penstock.assembly.serving import bind, package_version
-from penstock.console.output import write_file
+from penstock.console.files import write_file
 from penstock.errors import ConfigError
 from penstock.log import say, set_up
 from penstock.service.cluster.controller import Controller, ReplicaPhase

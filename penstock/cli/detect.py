@@ -4,6 +4,7 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from penstock.console.files import read_text
 from penstock.console.show import print_json
 from penstock.errors import ConfigError
 from penstock.fields import setting
@@ -56,12 +57,12 @@ def run(config: Config) -> int:
 
 
 def _text(file: Path | None) -> str:
+    if file is not None:
+        return read_text(file, most=MAX_BYTES)
+    data = sys.stdin.buffer.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
+        raise ConfigError(f"the text is larger than {MAX_BYTES:,} bytes; send a part of it")
     try:
-        data = sys.stdin.buffer.read(MAX_BYTES + 1) if file is None else file.read_bytes()
-        if len(data) > MAX_BYTES:
-            raise ConfigError(f"the text is larger than {MAX_BYTES:,} bytes; send a part of it")
         return data.decode("utf-8-sig")
-    except OSError as error:
-        raise ConfigError(f"cannot read {file}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise ConfigError("the text is not UTF-8") from error

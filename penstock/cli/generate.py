@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.cli.loading import adapter_at, open_llm
 from penstock.cli.sampling import SamplingConfig
 from penstock.config import CacheConfig, EngineConfig, ModelConfig, ParallelConfig, SchedulerConfig, SpeculationConfig
+from penstock.console.files import read_text
 from penstock.console.progress import ProgressBar
 from penstock.console.speech import dimmed, write_text
 from penstock.errors import ConfigError
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from penstock.runtime.text.beam import Beam
 
 DEFAULT_TOKENS = 256
-MAX_PROMPTS_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class FormConfig:
 
     def params(self, sampling: SamplingParams) -> SamplingParams:
         """Sampling parameters that hold answers to the form."""
-        schema = None if self.schema is None else _text_of(self.schema)
+        schema = None if self.schema is None else read_text(self.schema)
         return replace(sampling, schema=schema, regex=self.regex, choice=self.choice or None)
 
 
@@ -178,7 +178,7 @@ def _prompts(config: Config) -> list[str]:
     if config.prompts:
         return list(config.prompts)
     if config.file is not None:
-        prompts = list(_prompts_in(_text_of(config.file), str(config.file)))
+        prompts = list(_prompts_in(read_text(config.file), str(config.file)))
     else:
         if sys.stdin.isatty():
             print("penstock: prompts, one a line; Ctrl-D ends them", file=sys.stderr)
@@ -186,17 +186,6 @@ def _prompts(config: Config) -> list[str]:
     if not prompts:
         raise ConfigError("there is no prompt; write one after the command, name a --file, or pipe some in")
     return prompts
-
-
-def _text_of(file: Path) -> str:
-    try:
-        if file.stat().st_size > MAX_PROMPTS_BYTES:
-            raise ConfigError(f"{file} is larger than {MAX_PROMPTS_BYTES:,} bytes; split it")
-        return file.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise ConfigError(f"cannot read {file}: {error.strerror}") from error
-    except ValueError as error:
-        raise ConfigError(f"cannot read {file}: it is not UTF-8 text") from error
 
 
 def _prompts_in(text: str, name: str) -> Iterator[str]:

@@ -1,13 +1,12 @@
 """`penstock lint CONFIG`: the common mistakes of a deployment's settings, read from the file that serve and simulate read."""
 
-import json
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from penstock.console import config_file
 from penstock.console.flags import flags_of, suggestion
 from penstock.console.show import print_json, print_table
 from penstock.errors import ConfigError
@@ -16,7 +15,6 @@ from penstock.tools.advise.lint import LintFinding, Setup, lint, setup_of
 FOUND_STATUS = 1
 READERS = ("serve", "simulate", "plan", "bench", "route", "up")
 """Commands whose files are examined."""
-MAX_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,17 +48,7 @@ def run(config: Config) -> int:
 
 def read(path: Path) -> dict[str, Any]:
     """Every leaf of the file by its name, in whatever table it lies."""
-    try:
-        with path.open("rb") as file:
-            text = file.read(MAX_BYTES).decode("utf-8-sig")
-        data = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}; name a config file") from error
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} is neither TOML nor JSON: {error}") from error
-    if not isinstance(data, dict):
-        raise ConfigError(f"{path} holds no settings: the outermost value must be an object of keys")
-    return dict(_leaves(data))
+    return dict(_leaves(config_file.load(str(path))))
 
 
 def unknown_keys(values: Mapping[str, Any]) -> list[LintFinding]:

@@ -9,7 +9,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from penstock.config import CacheConfig, EngineConfig, ModelConfig, ParallelConfig, SchedulerConfig, configure
-from penstock.console.output import cache_folder, check_writable, write_file
+from penstock.console.files import cache_folder, check_writable, read_text, write_file
 from penstock.errors import ConfigError
 from penstock.fields import check, leaf
 from penstock.tools.measure.this_machine import NAME as THIS_MACHINE
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from penstock.tools.measure.accuracy import AccuracyComparison
     from penstock.tools.measure.calibration import Calibration
 
-MAX_LOG_BYTES = 1 << 30
 LOG_FACTS = ("model", "vocab_size", "depth", "sizing", "machine", "versions", "config")
 """What a step log's header tells a profile."""
 BACK_TEST_SHARE = 0.2
@@ -87,12 +86,7 @@ def profile_of_log(path: Path) -> "Profile":
     from penstock.tools.cost.fitting import fit_steps
     from penstock.tools.cost.profile import Profile, read_steps
 
-    try:
-        if path.stat().st_size > MAX_LOG_BYTES:
-            raise ConfigError(f"{path} is larger than {MAX_LOG_BYTES:,} bytes; give its last part")
-        header, steps = read_steps(path.read_text(encoding="utf-8"), str(path))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read {path}: {getattr(error, 'strerror', None) or 'it is not text'}") from error
+    header, steps = read_steps(read_text(path), str(path))
     missing = [name for name in LOG_FACTS if name not in header]
     if missing:
         raise ConfigError(f"{path} does not name its {missing[0]}; make a new log with serve --step-log")

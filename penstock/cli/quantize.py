@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from penstock.console.files import read_text
 from penstock.console.progress import ProgressBar
 from penstock.console.show import print_json, print_table
 from penstock.errors import ConfigError
@@ -117,13 +118,7 @@ def _calibration(config: Config, files: "ModelFiles") -> "TokenRows":
     if path is None:
         with ProgressBar() as fetched:
             path = fetch_text("wiki", fetched)
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
-    except ValueError as error:
-        raise ConfigError(f"cannot read {path}: it is not UTF-8 text") from error
-    ids = files.tokenizer.encode(text, special=False)
+    ids = files.tokenizer.encode(read_text(path), special=False)
     return cut(ids, SEQUENCE, config.data_tokens // SEQUENCE)
 
 

@@ -58,7 +58,7 @@ class Config:
 
 def found_values(asked: Mapping[str, Any]) -> dict[str, Any]:
     """What was tuned for this model here, for leaves that neither a flag nor a file gives."""
-    from penstock.console.output import cache_folder
+    from penstock.console.files import cache_folder
 
     model = str(asked.get("model", ModelConfig().model))
     if asked.get("tuned") is False or asked.get("models") or not (cache_folder() / "tuned").is_dir():

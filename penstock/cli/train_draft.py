@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from penstock.cli.loading import open_llm
 from penstock.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, SpeculationConfig
+from penstock.console.files import read_text
 from penstock.console.progress import ProgressBar
 from penstock.console.show import print_json, print_table
 from penstock.errors import ConfigError
@@ -95,13 +96,8 @@ def read_prompts(files: Sequence[Path]) -> list[str]:
     """Paragraphs, in their order, each once."""
     prompts: dict[str, None] = {}
     for file in files:
-        try:
-            text = file.read_text(encoding="utf-8-sig")
-        except OSError as error:
-            raise ConfigError(f"cannot read {file}: {error.strerror}") from error
-        except ValueError as error:
-            raise ConfigError(f"cannot read {file}: it is not UTF-8 text") from error
-        prompts |= dict.fromkeys(stripped for part in text.split("\n\n") if (stripped := part.strip()))
+        parts = (part.strip() for part in read_text(file).split("\n\n"))
+        prompts |= dict.fromkeys(part for part in parts if part)
     return list(prompts)
 
 

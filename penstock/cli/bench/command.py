@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.cli.bench.config import Config, parse_slo
-from penstock.console.output import check_writable, write_file
+from penstock.console.files import check_writable, write_file
 
 if TYPE_CHECKING:
     from penstock.cli.bench.progress import BenchProgress

@@ -37,7 +37,7 @@ class Config:
 
 def run(config: Config) -> int:
     from penstock.cli.bench.report import print_flags
-    from penstock.console.output import write_file
+    from penstock.console.files import write_file
     from penstock.tools.bench.report.compare import compare, read_report
     from penstock.tools.bench.report.page import flag_list, page_of, table
 

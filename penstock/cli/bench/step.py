@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, configure
-from penstock.console.output import check_writable, write_file
+from penstock.console.files import check_writable, write_file
 from penstock.fields import check, leaf
 
 if TYPE_CHECKING:

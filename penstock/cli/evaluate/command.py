@@ -1,12 +1,12 @@
 """`penstock eval`: how good a model is, measured on a text or on questions."""
 
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.cli.evaluate.config import Config
 from penstock.cli.evaluate.rounding import open_measured
 from penstock.cli.loading import adapter_at
+from penstock.console.files import read_text
 from penstock.console.progress import ProgressBar
 from penstock.console.show import print_json, print_table
 from penstock.errors import ConfigError
@@ -21,7 +21,7 @@ ANSWER_TOKENS = 256
 def run(config: Config) -> int:
     if config.measure == "tasks":
         return _shown(config, _tasks(config))
-    text = _read(config.file)
+    text = read_text(config.file)
     if config.measure == "drafts":
         from penstock.cli.evaluate.drafts import measure_drafts_on
 
@@ -132,12 +132,3 @@ def _is_right(llm: "LLM", question: Any, adapter: str) -> bool:
         for ids, scored in zip(prompts, llm.score(prompts, adapter=adapter))
     ]
     return bool(choose(scores, question.choices) == question.answer)
-
-
-def _read(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise ConfigError(f"cannot read {file}: {error.strerror}") from error
-    except ValueError as error:
-        raise ConfigError(f"cannot read {file}: it is not UTF-8 text") from error

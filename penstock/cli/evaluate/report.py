@@ -48,7 +48,7 @@ class Config:
 
 
 def run(config: Config) -> int:
-    from penstock.console.output import check_writable, write_file
+    from penstock.console.files import check_writable, write_file
     from penstock.runtime.files import open_files
     from penstock.runtime.formats.hub import default_cache
     from penstock.tools.evaluate.kept import keep

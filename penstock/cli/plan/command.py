@@ -27,7 +27,7 @@ def run(config: Config) -> int:
     from penstock.cli.plan.data import plan_data
     from penstock.cli.plan.model import describe
     from penstock.cli.plan.report import print_plan
-    from penstock.console.output import check_writable
+    from penstock.console.files import check_writable
     from penstock.console.show import print_json
 
     check_writable(config.emit)
@@ -174,7 +174,7 @@ def emit(config: Config, described: "Described", plan: "Plan", data: dict[str, A
     import json
 
     from penstock.cli.plan.launch import cluster_text, config_text
-    from penstock.console.output import write_file
+    from penstock.console.files import write_file
 
     path = config.emit
     if path is None or plan.chosen is None:

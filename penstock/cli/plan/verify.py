@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from penstock.tools.planner.candidate import Candidate
     from penstock.tools.planner.cause import LiveEvidence
 
-MAX_PLAN_BYTES = 64 << 20
 PLAIN_LABELS = {"output_tokens_per_s": "output tokens/s", "good_fraction": "good, % of requests"}
 OUTSIDE_STATUS = 1
 
@@ -161,15 +160,11 @@ def _evidence(
 
 
 def read_plan(path: Path) -> dict[str, Any]:
+    from penstock.console.files import read_object
+
     path = path.with_suffix(".json")
-    try:
-        with path.open("rb") as file:
-            data = json.loads(file.read(MAX_PLAN_BYTES))
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}; make it with penstock plan --emit") from error
-    except (ValueError, RecursionError):
-        data = None
-    if not isinstance(data, dict) or data.get("penstock_plan") != 1 or not isinstance(data.get("chosen"), dict):
+    data = read_object(path, "plan", "make one with penstock plan --emit")
+    if data.get("penstock_plan") != 1 or not isinstance(data.get("chosen"), dict):
         raise ConfigError(f"{path} is no plan that chose something; make one with penstock plan --emit")
     return data
 

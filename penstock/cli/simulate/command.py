@@ -18,7 +18,7 @@ from penstock.cli.simulate import report
 from penstock.cli.simulate.load import SimulatedLoad
 from penstock.cli.simulate.techniques import Techniques
 from penstock.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
-from penstock.console.output import check_writable, write_file
+from penstock.console.files import check_writable, write_file
 from penstock.console.show import print_json
 from penstock.errors import ConfigError
 from penstock.fields import check, leaf, setting

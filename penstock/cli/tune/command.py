@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.cli.tune.config import Config, TuneLoad
 from penstock.config import EngineConfig
-from penstock.console.output import check_writable
+from penstock.console.files import check_writable
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:

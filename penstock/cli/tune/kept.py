@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from penstock.console.output import cache_folder, write_file
+from penstock.console.files import cache_folder, write_file
 from penstock.errors import ConfigError
 from penstock.tools.measure.this_machine import fingerprint, machine_facts
 from penstock.tools.tune.evidence import Tuned, read_tuned, stale
