@@ -220,8 +220,8 @@ class SpeculationConfig:
 class AdapterConfig:
     """Adapters laid over the model, each a model name of its own."""
 
-    adapters: tuple[str, ...] = field(default=(), metadata={"flag": "adapter", "metavar": "NAME=PATH"})
-    """Serve an adapter under a name: a PEFT directory or a GGUF adapter"""
+    adapters: tuple[str, ...] = field(default=(), metadata={"flag": "adapter", "metavar": "[NAME=]PATH"})
+    """Serve an adapter under a name, or under that of its folder or file: a PEFT directory or a GGUF adapter"""
     adapters_dir: str | None = field(default=None, metadata={"metavar": "DIR"})
     """Serve every adapter in this directory, under its directory's or file's name; more may be loaded from it while serving"""
     max_adapters: int = leaf(8, 1)
@@ -231,13 +231,7 @@ class AdapterConfig:
 
     def __post_init__(self) -> None:
         check(self)
-        names = [text.partition("=") for text in self.adapters]
-        for name, mark, path in names:
-            if not name or not mark or not path:
-                raise ConfigError(
-                    f"--adapter {(name + mark + path)[:80]!r} is no NAME=PATH; write --adapter helper=./out"
-                )
-        if len({name for name, _, _ in names}) < len(names):
+        if len(dict(map(named_adapter, self.adapters))) < len(self.adapters):
             raise ConfigError("--adapter gives one name to several adapters; rename one")
 
     @property
@@ -247,8 +241,20 @@ class AdapterConfig:
     @property
     def by_name(self) -> dict[str, str]:
         """Path by name, those of the directory included as they are now."""
-        named = {name: str(Path(path).resolve()) for name, _, path in (text.partition("=") for text in self.adapters)}
+        named = {name: str(Path(path).resolve()) for name, path in map(named_adapter, self.adapters)}
         return adapters_in(None if self.adapters_dir is None else Path(self.adapters_dir)) | named
+
+
+def named_adapter(text: str) -> tuple[str, str]:
+    """Name and path of what --adapter takes: NAME=PATH, or a PATH, which is named by its folder or file. What begins with a
+    dot or a slash is a PATH, whatever it holds."""
+    name, mark, path = text.partition("=")
+    if text and (not mark or text.startswith((".", "/"))):
+        place = Path(text).resolve()
+        name, path = place.stem if place.suffix == ".gguf" else place.name, text
+    if not name or not path:
+        raise ConfigError(f"--adapter {text[:80]!r} is neither PATH nor NAME=PATH; write --adapter helper=./out")
+    return name, path
 
 
 def adapters_in(folder: Path | None) -> dict[str, str]:

@@ -69,7 +69,7 @@ class Config:
     """Draw so many answers and print the likeliest"""
     beam_width: int | None = None
     """Search for the likeliest answer with so many beams, instead of drawing one"""
-    adapter: str | None = None
+    adapter: str | None = field(default=None, metadata={"metavar": "[NAME=]PATH"})
     """Adapter to lay over the model: a PEFT directory or a GGUF adapter"""
     model: ModelByFlag = field(default_factory=ModelByFlag)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)

@@ -34,7 +34,7 @@ class Config:
     """Tokens a window moves on; the others are seen again, not scored (default: half the context)"""
     tokens: int | None = None
     """Measure on this many tokens (of questions: this many) from the beginning only"""
-    adapter: str | None = None
+    adapter: str | None = field(default=None, metadata={"metavar": "[NAME=]PATH"})
     """Adapter to lay over the model: a PEFT directory or a GGUF adapter"""
     reference: str | None = None
     """Model to compare predictions with, or a file that --save-logits wrote"""
