@@ -14,18 +14,26 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
+from penstock.cli.fleet.guided import guide
 from penstock.cli.fleet.reach import check_address
 from penstock.cli.fleet.watch import INSIDE, print_router, replica_data, router_figures
 from penstock.cli.serve import KEY_VARIABLE
+from penstock.cli.simulate.command import read_spec
 from penstock.console.show import print_json, print_table, printable
 from penstock.errors import ConfigError
 from penstock.fields import check, leaf
 from penstock.metrics.page import Page, parse_page
+from penstock.runtime.core.batch import Batch, Chunk
+from penstock.tools.cost import hardware
+from penstock.tools.cost.precision import precision_of
+from penstock.tools.cost.roofline import NO_OVERHEAD, Roofline
+from penstock.tools.doctor.checks import examine
 from penstock.tools.doctor.finding import Finding, Verdict
 from penstock.tools.doctor.routing import RouterSigns, diagnose_router, is_router, router_signs
 from penstock.tools.doctor.rule import Diagnosis, diagnose
 from penstock.tools.doctor.rules import RULES
 from penstock.tools.doctor.signs import REFUSED, SILENT, UNINTELLIGIBLE, UNREACHABLE, Look, Signs, signs_of
+from penstock.tools.measure.environment import look_around
 
 TIMEOUT_S = 5.0
 HASTY_S = 0.25
@@ -77,8 +85,6 @@ class Config:
 
 def run(config: Config) -> int:
     if config.loop:
-        from penstock.cli.fleet.guided import guide
-
         return guide(config.url, lambda: _findings(config), config.window_s)
     return _examine_server(config) if config.url else _examine_machine(config)
 
@@ -86,9 +92,6 @@ def run(config: Config) -> int:
 def _findings(config: Config) -> tuple[Finding, ...]:
     """What is wrong now, the likeliest cause first: with the server, or with this machine."""
     if not config.url:
-        from penstock.tools.doctor.checks import examine
-        from penstock.tools.measure.environment import look_around
-
         found = examine(look_around(config.port))
         return tuple(sorted((one for one in found if one.remedy), key=lambda one: WRONG_FIRST.index(one.verdict)))
     server = Patient(config)
@@ -101,9 +104,6 @@ def _findings(config: Config) -> tuple[Finding, ...]:
 
 
 def _examine_machine(config: Config) -> int:
-    from penstock.tools.doctor.checks import examine
-    from penstock.tools.measure.environment import look_around
-
     findings = examine(look_around(config.port))
     if config.json:
         print_json({"verdict": _worst(findings), "findings": [_data(one) for one in findings]})
@@ -211,19 +211,12 @@ class Floor:
     """What a step takes at the limit of the hardware named."""
 
     def __init__(self, config: Config) -> None:
-        from penstock.cli.simulate.command import read_spec
-        from penstock.tools.cost import hardware
-        from penstock.tools.cost.precision import precision_of
-        from penstock.tools.cost.roofline import NO_OVERHEAD, Roofline
-
         ceilings = hardware.find(config.hardware).achievable
         precision = precision_of(config.weights, "bf16", ceilings)
         self._roofline = Roofline(read_spec(config.model), ceilings, precision, NO_OVERHEAD)
 
     def step_s(self, signs: Signs) -> float:
         """A mean step: the sequences it gave tokens to, each with its share of the cache, and the prompt tokens it took."""
-        from penstock.runtime.core.batch import Batch, Chunk
-
         steps_per_s = signs.steps_per_s
         per_step = signs.output_tokens_per_s / steps_per_s if steps_per_s > 0 else signs.num_running
         num_sequences = _whole(per_step, least=1)

@@ -6,11 +6,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from penstock.cli.bench.config import parse_slo
+from penstock.cli.main import COMMANDS
 from penstock.console import config_file
 from penstock.console.flags import flags_of, suggestion
 from penstock.console.show import print_json, print_table
 from penstock.errors import ConfigError
 from penstock.tools.advise.lint import LintFinding, Setup, lint, setup_of
+from penstock.tools.workload import lengths
 
 FOUND_STATUS = 1
 READERS = ("serve", "simulate", "plan", "bench", "route", "up")
@@ -53,8 +56,6 @@ def read(path: Path) -> dict[str, Any]:
 
 def unknown_keys(values: Mapping[str, Any]) -> list[LintFinding]:
     """Keys that no command reads and no rule looks at: most likely misspelt, so that a default holds instead."""
-    from penstock.cli.main import COMMANDS
-
     configs = [import_module(COMMANDS[name].module).Config for name in READERS]
     known = {flag.name for config in configs for flag in flags_of(config)} | {one.name for one in fields(Setup)}
     hint = [name.replace("_", "-") for name in sorted(known)]
@@ -75,9 +76,6 @@ def _leaves(data: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 def read_setup(values: Mapping[str, Any]) -> Setup:
     """What the rules look at; an SLO in words and lengths as distributions are read here."""
-    from penstock.cli.bench.config import parse_slo
-    from penstock.tools.workload import lengths
-
     known = dict(values)
     if isinstance(known.get("slo"), str):
         slo = parse_slo(known["slo"])

@@ -8,17 +8,25 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING
 
+from penstock.amounts import format_bytes
 from penstock.config import CacheConfig, EngineConfig, ModelConfig, ParallelConfig, SchedulerConfig, configure
 from penstock.console.files import cache_folder, check_writable, read_text, write_file
+from penstock.console.progress import ProgressBar
+from penstock.console.show import print_table, printable
 from penstock.errors import ConfigError
 from penstock.fields import check, leaf
+from penstock.tools.measure.calibration import Calibration, CalibrationPieces, StepRecorder
+from penstock.tools.measure.ranks import keep_all_reduce, measure_all_reduce
 from penstock.tools.measure.this_machine import NAME as THIS_MACHINE
 from penstock.tools.measure.this_machine import all_reduce_path, find_hardware, machine_facts
+from penstock.tools.sim.simulation import simulate
+from penstock.tools.workload.arrivals import AtOnce, Poisson
+from penstock.tools.workload.lengths import Uniform
+from penstock.tools.workload.workload import Recipe
 
 if TYPE_CHECKING:
     from penstock.tools.cost.profile import Profile
     from penstock.tools.measure.accuracy import AccuracyComparison
-    from penstock.tools.measure.calibration import Calibration
 
 LOG_FACTS = ("model", "vocab_size", "depth", "sizing", "machine", "versions", "config")
 """What a step log's header tells a profile."""
@@ -99,12 +107,9 @@ def profile_of_log(path: Path) -> "Profile":
 def _measured(config: Config) -> "Profile":
     """Torch is imported here and not before."""
     from penstock.assembly.engine import load, make_engine, size
-    from penstock.console.progress import ProgressBar
     from penstock.tools.cost.fitting import fit_steps
     from penstock.tools.cost.profile import Profile
-    from penstock.tools.measure.calibration import Calibration, StepRecorder
     from penstock.tools.measure.profiles import Measuring
-    from penstock.tools.measure.ranks import keep_all_reduce, measure_all_reduce
 
     facts = machine_facts()
     all_reduce = measure_all_reduce(facts)
@@ -137,16 +142,11 @@ def _measured(config: Config) -> "Profile":
     return replace(profile, back_test=back_test(profile, config, calibration).as_data())
 
 
-def back_test(profile: "Profile", config: Config, calibration: "Calibration") -> "AccuracyComparison":
+def back_test(profile: "Profile", config: Config, calibration: Calibration) -> "AccuracyComparison":
     """Some seconds of chats that come at random, served and simulated: by a machine as fast and as even as it was meanwhile."""
     from penstock.tools.cost.fitting import slowdowns_along
     from penstock.tools.measure.accuracy import AccuracyComparison, MeasuredRun, measure, predict
-    from penstock.tools.measure.calibration import CalibrationPieces
     from penstock.tools.measure.profiles import fleet_of
-    from penstock.tools.sim.simulation import simulate
-    from penstock.tools.workload.arrivals import AtOnce, Poisson
-    from penstock.tools.workload.lengths import Uniform
-    from penstock.tools.workload.workload import Recipe
 
     limits = calibration.engine.scheduler.limits
     longest = min(limits.max_context // 2, 300)
@@ -167,7 +167,6 @@ def back_test(profile: "Profile", config: Config, calibration: "Calibration") ->
 
 
 def _print(profile: "Profile", path: Path) -> None:
-    from penstock.console.show import print_table, printable
     from penstock.tools.measure.accuracy import moment_rows
 
     fitted, measuring, sizing = profile.fitted, profile.measuring, profile.sizing
@@ -197,9 +196,6 @@ def _print(profile: "Profile", path: Path) -> None:
 
 def _print_all_reduce(profile: "Profile") -> None:
     """Microseconds by size, and the line that simulator and planner charge layouts of several ranks."""
-    from penstock.amounts import format_bytes
-    from penstock.console.show import print_table
-
     if not profile.all_reduce:
         return
     print()

@@ -13,6 +13,7 @@ from penstock.console.progress import ProgressBar
 from penstock.console.show import print_json, print_table
 from penstock.errors import ConfigError
 from penstock.fields import check, leaf, setting
+from penstock.runtime.core.request import SamplingParams
 
 if TYPE_CHECKING:
     from penstock.offline.llm import LLM
@@ -103,8 +104,6 @@ def read_prompts(files: Sequence[Path]) -> list[str]:
 
 def ask(llm: "LLM", count: int) -> list[str]:
     """Questions of the model's own: where its template has the user speak, it is let speak."""
-    from penstock.runtime.core.request import SamplingParams
-
     if llm.files.chat_template is None:
         raise ConfigError(f"{llm.files.name} was not made to chat and asks nothing; give prompts with --text")
     before, _, _ = llm.render_chat([{"role": "user", "content": PLACE}]).partition(PLACE)
@@ -120,8 +119,6 @@ def ask(llm: "LLM", count: int) -> list[str]:
 
 def answer(llm: "LLM", prompts: Sequence[str], config: Config) -> "list[Transcript]":
     """The model's own answers, as a chat where it was made for that; many at once."""
-    from penstock.runtime.core.request import SamplingParams
-
     params = SamplingParams(temperature=config.temperature, seed=1, max_tokens=config.answer_tokens)
     tokens = [llm.chat_tokens(prompt) for prompt in prompts]
     num_done = 0

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.amounts import counted
+from penstock.console.files import write_file
 from penstock.console.show import print_json, print_table, printable
 from penstock.fields import setting
 
@@ -37,7 +38,6 @@ class Config:
 
 def run(config: Config) -> int:
     from penstock.cli.bench.report import print_flags
-    from penstock.console.files import write_file
     from penstock.tools.bench.report.compare import compare, read_report
     from penstock.tools.bench.report.page import flag_list, page_of, table
 

@@ -4,6 +4,7 @@ import secrets
 from dataclasses import asdict, dataclass, field
 
 from penstock.amounts import counted
+from penstock.cli.bench.offline import INTERRUPTED_STATUS, OfflineRun, print_intervals, repeat_offline, run_offline
 from penstock.cli.generate import ModelByFlag
 from penstock.cli.loading import open_llm
 from penstock.config import CacheConfig, EngineConfig, ParallelConfig, SchedulerConfig, SpeculationConfig
@@ -49,8 +50,6 @@ class Config:
 
 
 def run(config: Config) -> int:
-    from penstock.cli.bench.offline import INTERRUPTED_STATUS, OfflineRun, print_intervals, repeat_offline, run_offline
-
     load = config.load
     with open_llm(
         EngineConfig(config.model, config.cache, config.scheduler, config.parallel, config.speculation)

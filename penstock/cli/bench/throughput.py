@@ -2,9 +2,10 @@
 
 import secrets
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from penstock.amounts import counted
+from penstock.cli.bench.offline import INTERRUPTED_STATUS, OfflineRun, print_intervals, repeat_offline, run_offline
 from penstock.cli.generate import ModelByFlag
 from penstock.cli.loading import open_llm
 from penstock.config import CacheConfig, EngineConfig, ParallelConfig, SchedulerConfig, SpeculationConfig
@@ -13,9 +14,6 @@ from penstock.fields import check, leaf, setting
 from penstock.tools.workload import lengths
 from penstock.tools.workload.arrivals import AtOnce
 from penstock.tools.workload.workload import Recipe, SharedPrefix
-
-if TYPE_CHECKING:
-    from penstock.cli.bench.offline import OfflineRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +66,6 @@ class Config:
 
 
 def run(config: Config) -> int:
-    from penstock.cli.bench.offline import INTERRUPTED_STATUS, print_intervals, repeat_offline, run_offline
-
     load = config.load
     with open_llm(
         EngineConfig(config.model, config.cache, config.scheduler, config.parallel, config.speculation)
@@ -101,7 +97,7 @@ def run(config: Config) -> int:
     return status
 
 
-def _cached_percent(one: "OfflineRun") -> float:
+def _cached_percent(one: OfflineRun) -> float:
     return 100.0 * one.summary.num_cached_tokens / max(one.summary.num_prompt_tokens, 1)
 
 

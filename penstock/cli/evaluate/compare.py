@@ -5,6 +5,7 @@ from pathlib import Path
 
 from penstock.console.files import read_object
 from penstock.console.show import print_json, print_table
+from penstock.tools.evaluate.comparison import compare
 
 REPORT = ("report of penstock eval", "write one with --json")
 
@@ -25,8 +26,6 @@ class Config:
 
 
 def run(config: Config) -> int:
-    from penstock.tools.evaluate.comparison import compare
-
     found = compare(*(read_object(path, *REPORT) for path in (config.first, config.second)))
     if config.json:
         print_json({"comparisons": found})

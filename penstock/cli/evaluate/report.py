@@ -7,9 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from penstock.console.files import check_writable, write_file
 from penstock.console.show import print_json, print_table
 from penstock.errors import ConfigError
 from penstock.fields import setting
+from penstock.tools.evaluate.kept import keep
+from penstock.tools.evaluate.summary import summarize
 
 if TYPE_CHECKING:
     from penstock.runtime.files import ModelFiles
@@ -48,12 +51,9 @@ class Config:
 
 
 def run(config: Config) -> int:
-    from penstock.console.files import check_writable, write_file
     from penstock.runtime.files import open_files
     from penstock.runtime.formats.hub import default_cache
-    from penstock.tools.evaluate.kept import keep
     from penstock.tools.evaluate.page import page_of, rows_of
-    from penstock.tools.evaluate.summary import summarize
 
     check_writable(config.html)
     whole, small = open_files(config.before), open_files(config.made)

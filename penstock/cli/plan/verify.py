@@ -12,18 +12,25 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from penstock.cli import top
+from penstock.cli.bench import config as bench
+from penstock.cli.plan.config import Config as PlanConfig
+from penstock.cli.plan.model import describe
+from penstock.console.files import read_object
+from penstock.console.show import cell, print_json, print_table
 from penstock.errors import ConfigError
-from penstock.fields import check, leaf, setting
-from penstock.metrics.page import Page
-from penstock.tools.planner.cause import cause_of
-
-if TYPE_CHECKING:
-    from penstock.cli.plan.config import Config as PlanConfig
-    from penstock.metrics.summary import Summary
-    from penstock.tools.planner.candidate import Candidate
-    from penstock.tools.planner.cause import LiveEvidence
+from penstock.fields import check as check_fields
+from penstock.fields import leaf, setting
+from penstock.metrics.page import Page, sum_of
+from penstock.metrics.summary import Summary
+from penstock.runtime.core.batch import Batch, Chunk
+from penstock.tools.doctor.machine import machine_signs
+from penstock.tools.planner.candidate import Candidate
+from penstock.tools.planner.cause import LiveEvidence, cause_of
+from penstock.tools.planner.check import SHARES, TIMES, check
+from penstock.tools.sim.simulation import simulate
 
 PLAIN_LABELS = {"output_tokens_per_s": "output tokens/s", "good_fraction": "good, % of requests"}
 OUTSIDE_STATUS = 1
@@ -53,13 +60,10 @@ class Config:
     """Print JSON for machines"""
 
     def __post_init__(self) -> None:
-        check(self)
+        check_fields(self)
 
 
 def run(config: Config) -> int:
-    from penstock.console.show import print_json
-    from penstock.tools.planner.check import check
-
     if config.plan is None:
         raise ConfigError(
             "no plan was given; make one with penstock plan MODEL --emit plan.toml and name it with --plan"
@@ -105,7 +109,7 @@ def run(config: Config) -> int:
     return 0 if reported["is_within"] else OUTSIDE_STATUS
 
 
-def _model_error(asked: "PlanConfig") -> float:
+def _model_error(asked: PlanConfig) -> float:
     """Of the profile's step times on steps not fitted; none is known of a device's figures."""
     if asked.space.profile is None:
         return 0.0
@@ -116,22 +120,14 @@ def _model_error(asked: "PlanConfig") -> float:
 
 def _page(config: Config) -> Page:
     """The server's own numbers; none where it does not tell them."""
-    from penstock.cli import top
-
     try:
         return top.read(top.Config(url=config.url, api_key=config.api_key))
     except ConfigError:
         return {}
 
 
-def _evidence(
-    before: Page, after: Page, seconds: float, predicted: "Summary", candidate: "Candidate"
-) -> "LiveEvidence":
+def _evidence(before: Page, after: Page, seconds: float, predicted: Summary, candidate: Candidate) -> LiveEvidence:
     """What the server says of the time it was measured, beside what was predicted for it."""
-    from penstock.metrics.page import sum_of
-    from penstock.runtime.core.batch import Batch, Chunk
-    from penstock.tools.doctor.machine import machine_signs
-    from penstock.tools.planner.cause import LiveEvidence
 
     def gone(name: str) -> float:
         found, was = sum_of(after, name), sum_of(before, name)
@@ -160,8 +156,6 @@ def _evidence(
 
 
 def read_plan(path: Path) -> dict[str, Any]:
-    from penstock.console.files import read_object
-
     path = path.with_suffix(".json")
     data = read_object(path, "plan", "make one with penstock plan --emit")
     if data.get("penstock_plan") != 1 or not isinstance(data.get("chosen"), dict):
@@ -169,10 +163,8 @@ def read_plan(path: Path) -> dict[str, Any]:
     return data
 
 
-def config_of(data: Mapping[str, Any]) -> "PlanConfig":
+def config_of(data: Mapping[str, Any]) -> PlanConfig:
     """What the plan was asked, checked as if it came from a command line."""
-    from penstock.cli.plan.config import Config as PlanConfig
-
     try:
         return _filled(PlanConfig, data["asked"])  # type: ignore[no-any-return]
     except (TypeError, KeyError, AttributeError) as error:
@@ -196,9 +188,8 @@ def _filled(owner: Any, values: Mapping[str, Any]) -> Any:
     return owner(**built)
 
 
-def measure(config: Config, asked: "PlanConfig", rate: float) -> dict[str, Any]:
+def measure(config: Config, asked: PlanConfig, rate: float) -> dict[str, Any]:
     """The report of a short benchmark; what it prints goes to the error stream."""
-    from penstock.cli.bench import config as bench
     from penstock.cli.bench.command import run as run_bench
     from penstock.cli.plan.command import demand_of
     from penstock.tools.planner.demand import KINDS
@@ -243,7 +234,7 @@ def measure(config: Config, asked: "PlanConfig", rate: float) -> dict[str, Any]:
     return report
 
 
-def _trace_speed(asked: "PlanConfig", rate: float) -> float:
+def _trace_speed(asked: PlanConfig, rate: float) -> float:
     from penstock.cli.plan.command import demand_of
 
     trace = demand_of(asked.load, asked.goal).trace
@@ -252,10 +243,9 @@ def _trace_speed(asked: "PlanConfig", rate: float) -> float:
     return rate / (len(trace) / trace.span_s)
 
 
-def candidate_of(data: Mapping[str, Any], asked: "PlanConfig") -> "Candidate":
+def candidate_of(data: Mapping[str, Any], asked: PlanConfig) -> Candidate:
     """The candidate that the plan chose, made anew."""
     from penstock.cli.plan.command import PlanProgress, demand_of, explore, search_of
-    from penstock.cli.plan.model import describe
 
     search = search_of(asked, PlanProgress())
     found, _ = explore(asked, describe(asked.model), demand_of(asked.load, asked.goal), search)
@@ -267,10 +257,9 @@ def candidate_of(data: Mapping[str, Any], asked: "PlanConfig") -> "Candidate":
     raise ConfigError(f"the plan chose {chosen['name']}, which does not fit any more; make the plan again")
 
 
-def predict(data: Mapping[str, Any], asked: "PlanConfig", rate: float, num_requests: int) -> list["Summary"]:
+def predict(data: Mapping[str, Any], asked: PlanConfig, rate: float, num_requests: int) -> list[Summary]:
     """Exactly the requests that were sent, at the times they were due; for some moments of a machine that has slow ones."""
     from penstock.cli.plan.command import demand_of, target_of
-    from penstock.tools.sim.simulation import simulate
 
     candidate = candidate_of(data, asked)
     demand = demand_of(asked.load, asked.goal)
@@ -284,24 +273,18 @@ def predict(data: Mapping[str, Any], asked: "PlanConfig", rate: float, num_reque
     return [simulate(fleet, workload, slo).summary for fleet in candidate.fleet(candidate.num_copies).moments]
 
 
-def figures(summary: "Summary") -> dict[str, float]:
-    from penstock.tools.planner.check import SHARES, TIMES
-
+def figures(summary: Summary) -> dict[str, float]:
     found = {f"{name}_{share}": getattr(getattr(summary, name), share) for name in TIMES for share in SHARES}
     return found | {"output_tokens_per_s": summary.output_tokens_per_s, "good_fraction": summary.good_fraction}
 
 
 def figures_of_report(report: Mapping[str, Any]) -> dict[str, float]:
-    from penstock.tools.planner.check import SHARES, TIMES
-
     summary = report["runs"][0]["summary"]
     found = {f"{name}_{share}": summary[name][share] for name in TIMES for share in SHARES}
     return found | {name: summary[name] for name in ("output_tokens_per_s", "good_fraction")}
 
 
 def print_verdict(reported: Mapping[str, Any], worst: str) -> None:
-    from penstock.console.show import cell, print_table
-
     rows = []
     for row in reported["rows"]:
         name, is_time = row["figure"], row["figure"].rpartition("_")[0] in ("ttft", "tpot", "e2e")
