@@ -71,7 +71,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "errors", "fields", "cost", "metrics", "models.spec", "models.catalog", "planner.figures", "planner.money",
     ),
     "advise": ("errors", "calculate", "cost"),
-    "bench": ("errors", "core.request", "workload", "metrics", "upstream"),
+    "bench": ("errors", "amounts", "core.request", "workload", "metrics", "upstream"),
     "doctor": ("errors", "amounts", "metrics"),
     "tune": ("errors", "config", "sizing", "metrics", "sim", "workload", "bench.report.interval"),
     "conform": (),

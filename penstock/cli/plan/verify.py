@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,11 @@ from penstock.console.show import cell, print_json, print_table
 from penstock.errors import ConfigError
 from penstock.fields import check as check_fields
 from penstock.fields import leaf, setting
-from penstock.metrics.page import Page, sum_of
+from penstock.metrics.page import Page
 from penstock.metrics.summary import Summary
 from penstock.runtime.core.batch import Batch, Chunk
 from penstock.tools.doctor.machine import machine_signs
+from penstock.tools.doctor.page import Change
 from penstock.tools.planner.candidate import Candidate
 from penstock.tools.planner.cause import LiveEvidence, cause_of
 from penstock.tools.planner.check import SHARES, TIMES, check
@@ -75,8 +76,8 @@ def run(config: Config) -> int:
     report = measure(config, asked, rate)
     after, seconds = _page(config), time.monotonic() - before_s
     summaries = predict(data, asked, rate, config.num_requests)
-    moments = [figures(summary) for summary in summaries]
-    outcome = check(moments, figures_of_report(report), config.tolerance, _model_error(asked))
+    moments = [figures(asdict(summary)) for summary in summaries]
+    outcome = check(moments, figures(report["runs"][0]["summary"]), config.tolerance, _model_error(asked))
     rows = [
         {
             "figure": row.name,
@@ -129,9 +130,8 @@ def _page(config: Config) -> Page:
 def _evidence(before: Page, after: Page, seconds: float, predicted: Summary, candidate: Candidate) -> LiveEvidence:
     """What the server says of the time it was measured, beside what was predicted for it."""
 
-    def gone(name: str) -> float:
-        found, was = sum_of(after, name), sum_of(before, name)
-        return math.nan if found is None else found - (was or 0.0)
+    change = Change(before, after, seconds)
+    gone = change.count
 
     def ratio(part: float, whole: float) -> float:
         return part / whole if whole > 0.0 else math.nan
@@ -144,11 +144,10 @@ def _evidence(before: Page, after: Page, seconds: float, predicted: Summary, can
         live = terms["base"] + terms["sequence"] * size + terms["kv_token"] * size * context
         batch = Batch(0, tuple(Chunk(row, context, 1, (), (), True, None) for row in range(size)))
         step_ratio = ratio(live, candidate.step_cost.step_s(batch))
-    error = sum_of(after, "penstock_step_model_error")
     return LiveEvidence(
         machine_signs(before, after, seconds),
         step_ratio,
-        math.nan if error is None else error,
+        change.gauge("penstock_step_model_error"),
         ratio(gone("vllm:prefix_cache_hits_total"), gone("vllm:prefix_cache_queries_total")),
         ratio(predicted.num_cached_tokens, predicted.num_prompt_tokens),
         1.0 + ratio(gone("vllm:spec_decode_num_accepted_tokens_total"), gone("vllm:spec_decode_num_drafts_total")),
@@ -273,15 +272,10 @@ def predict(data: Mapping[str, Any], asked: PlanConfig, rate: float, num_request
     return [simulate(fleet, workload, slo).summary for fleet in candidate.fleet(candidate.num_copies).moments]
 
 
-def figures(summary: Summary) -> dict[str, float]:
-    found = {f"{name}_{share}": getattr(getattr(summary, name), share) for name in TIMES for share in SHARES}
-    return found | {"output_tokens_per_s": summary.output_tokens_per_s, "good_fraction": summary.good_fraction}
-
-
-def figures_of_report(report: Mapping[str, Any]) -> dict[str, float]:
-    summary = report["runs"][0]["summary"]
+def figures(summary: Mapping[str, Any]) -> dict[str, float]:
+    """Of a summary as a report has it."""
     found = {f"{name}_{share}": summary[name][share] for name in TIMES for share in SHARES}
-    return found | {name: summary[name] for name in ("output_tokens_per_s", "good_fraction")}
+    return found | {name: summary[name] for name in PLAIN_LABELS}
 
 
 def print_verdict(reported: Mapping[str, Any], worst: str) -> None:
