@@ -35,7 +35,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "formats": ("errors",),
     "metrics": ("errors", "fields", "core"),
     "workload": ("errors", "fields", "core"),
-    "cost": ("errors", "core", "models.spec", "models.adapters", "models.ranks", "models.sharding"),
+    "cost": ("errors", "fields", "core", "models.spec", "models.adapters", "models.ranks", "models.sharding"),
     "ops": ("errors", "models.spec", "models.kinds"),
     "layers": ("errors", "ops", "models.spec", "models.kinds"),
     "execution": (

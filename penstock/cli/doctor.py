@@ -17,8 +17,8 @@ from typing import Any, Literal
 from penstock.cli.fleet.guided import guide
 from penstock.cli.fleet.reach import check_address
 from penstock.cli.fleet.watch import INSIDE, print_router, replica_data, router_figures
+from penstock.cli.plan.model import describe
 from penstock.cli.serve import KEY_VARIABLE
-from penstock.cli.simulate.command import read_spec
 from penstock.console.show import print_json, print_table, printable
 from penstock.errors import ConfigError
 from penstock.fields import check, leaf
@@ -94,10 +94,7 @@ def _findings(config: Config) -> tuple[Finding, ...]:
     if not config.url:
         found = examine(look_around(config.port))
         return tuple(sorted((one for one in found if one.remedy), key=lambda one: WRONG_FIRST.index(one.verdict)))
-    server = Patient(config)
-    before, before_s = server.look(), time.monotonic()
-    time.sleep(config.window_s)
-    after, window_s = server.look(), time.monotonic() - before_s
+    before, after, window_s = Patient(config).watch(config.window_s)
     if is_router(after.page):
         return tuple(diagnose_router(router_signs(before.page, after.page, window_s)))
     return diagnose(signs_of(before, after, window_s), RULES).findings
@@ -121,13 +118,7 @@ def _examine_machine(config: Config) -> int:
 def _examine_server(config: Config) -> int:
     floor = Floor(config) if config.hardware else None  # a name that is not known is told before the wait
     server = Patient(config)
-    before, before_s = server.look(), time.monotonic()
-    after, window_s = before, config.window_s
-    if before.statuses["/metrics"] == 200:
-        if sys.stderr.isatty():
-            print(f"penstock: watching for {config.window_s:g} s", file=sys.stderr)
-        time.sleep(config.window_s)
-        after, window_s = server.look(), time.monotonic() - before_s
+    before, after, window_s = server.watch(config.window_s)
     if is_router(after.page):
         return _tell_router(config, server.version, router_signs(before.page, after.page, window_s))
     signs = signs_of(before, after, window_s)
@@ -163,6 +154,16 @@ class Patient:
         self._url = config.url.rstrip("/")
         key = config.api_key or os.environ.get(KEY_VARIABLE, "")
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+
+    def watch(self, window_s: float) -> tuple[Look, Look, float]:
+        """Two looks, and the seconds between them; one alone at a server that shows no metrics."""
+        before, before_s = self.look(), time.monotonic()
+        if before.statuses["/metrics"] != 200:
+            return before, before, window_s
+        if sys.stderr.isatty():
+            print(f"penstock: watching for {window_s:g} s", file=sys.stderr)
+        time.sleep(window_s)
+        return before, self.look(), time.monotonic() - before_s
 
     def look(self) -> Look:
         """Metrics last, so that the time since they were read begins with our return."""
@@ -213,7 +214,7 @@ class Floor:
     def __init__(self, config: Config) -> None:
         ceilings = hardware.find(config.hardware).achievable
         precision = precision_of(config.weights, "bf16", ceilings)
-        self._roofline = Roofline(read_spec(config.model), ceilings, precision, NO_OVERHEAD)
+        self._roofline = Roofline(describe(config.model).spec, ceilings, precision, NO_OVERHEAD)
 
     def step_s(self, signs: Signs) -> float:
         """A mean step: the sequences it gave tokens to, each with its share of the cache, and the prompt tokens it took."""

@@ -96,14 +96,10 @@ def search_of(config: Config, progress: "PlanProgress") -> Search:
     prices = {one.name: share * one.price_per_hour for one in hardware if one.price_per_hour is not None}
     for name, price in _prices(space.price):
         prices[MEASURED if name == MEASURED else find_hardware(name).name] = price
-    prices |= {
-        f"{MEASURED}/{one.num_parts}": prices[MEASURED] / one.num_parts for one in hardware if _is_part(one, prices)
-    }
+    if MEASURED in prices:
+        parts = [one.num_parts for one in hardware if one.num_parts > 1]
+        prices |= {f"{MEASURED}/{count}": prices[MEASURED] / count for count in parts}
     return Search(target_of(config.goal), search_space, prices, config.money, gaps_of, progress.show)
-
-
-def _is_part(hardware: Hardware, prices: dict[str, float]) -> bool:
-    return hardware.num_parts > 1 and MEASURED in prices
 
 
 def _measured_hardware(path: Path, max_devices: int) -> tuple[Hardware, ...]:

@@ -34,7 +34,7 @@ from penstock.tools.cost.memory import kv_fraction, weight_bytes, workspace_byte
 from penstock.tools.cost.precision import KvFormat, Precision, WeightFormat, precision_of
 from penstock.tools.cost.roofline import NO_OVERHEAD, Overhead, roofline
 from penstock.tools.measure.this_machine import find_hardware
-from penstock.tools.sim.adapters import AskedAdapters, ShelfRoom, adapted
+from penstock.tools.sim.adapters import AskedAdapters, adapted
 from penstock.tools.sim.padding import PaddedCost
 from penstock.tools.sim.queueing import QueueFigures, queue_figures
 from penstock.tools.sim.simulation import Fleet, Result, simulate
@@ -211,7 +211,7 @@ def data_of(config: Config, outcome: SimulatedOutcome) -> dict[str, Any]:
 
 def roofline_basis(config: Config) -> Basis:
     """A known model on a known device."""
-    spec = read_spec(config.model)
+    spec = describe(config.model).spec
     machines, device = config.machines, device_of(config.machines)
     precision = precision_of(machines.weights, config.kv_format, device.achievable)
     reach = "at the vendor's" if machines.textbook else "at measured" if device.measured else device.trust
@@ -298,11 +298,6 @@ def _link_rows(device: Hardware, layout: Layout) -> list[tuple[str, str]]:
     return [("all-reduce", f"{link}; {MEASURED_LINK if link == device.measured_link else TABLE_LINK}")]
 
 
-def read_spec(model: str) -> ModelSpec:
-    """The spec of a known model, or of a config.json, a directory or a GGUF file."""
-    return describe(model).spec
-
-
 def make_fleet(config: Config, spec: ModelSpec, precision: Precision) -> Fleet:
     machines = config.machines
     device, layout = device_of(machines), machines.layout
@@ -328,7 +323,7 @@ def make_fleet(config: Config, spec: ModelSpec, precision: Precision) -> Fleet:
         cost=config.techniques.padded(
             adapted(roofline(spec, device, precision, overhead, layout), config.asked, spec, device, layout)
         ),
-        shelf=shelf_of(config.asked, spec),
+        shelf=config.asked.shelf(spec),
         num_replicas=machines.replicas,
         depth=machines.depth,
         split=config.techniques.split(
@@ -336,10 +331,6 @@ def make_fleet(config: Config, spec: ModelSpec, precision: Precision) -> Fleet:
         ),
         **_ways(config),
     )
-
-
-def shelf_of(asked: AskedAdapters, spec: ModelSpec) -> ShelfRoom | None:
-    return ShelfRoom(asked.num_slots, asked.load_s(spec)) if asked.adapters else None
 
 
 def _ways(config: Config) -> dict[str, Any]:

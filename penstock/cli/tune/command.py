@@ -199,14 +199,11 @@ class Tuning:
         return found
 
     def _machine(self, profile: Profile) -> TunedMachine:
-        facts, sizing = profile.machine, self._sizing(profile)
+        facts, sizing = profile.machine, measured_sizing(profile)
         is_gpu = bool(facts.get("gpus")) and self.config.model.device != "cpu"
         processors, gpus = int(facts.get("num_processors", 1)), len(facts.get("gpus", ()))
         has_link = bool(profile.all_reduce) and not is_gpu
         return TunedMachine(is_gpu, processors, gpus, sizing.max_context, sizing, has_link)
-
-    def _sizing(self, profile: Profile) -> Sizing:
-        return measured_sizing(profile)
 
     def _fleet(self, profile: Profile, setting: Setting) -> Fleet:
         """Slow moments are left out: they would be the same for all. Replicas on one processor share it."""
@@ -217,7 +214,7 @@ class Tuning:
             even = replace(profile, fitted=replace(fitted, slowdowns=()))
             self._costs[key] = cost_of(even, Layout(tensor=setting.tensor))
         engine = setting.engine(self.base)
-        sizing = setting.sizing(self._sizing(profile))
+        sizing = setting.sizing(measured_sizing(profile))
         return Fleet(engine, sizing, self._costs[key], num_replicas=setting.replicas, depth=profile.depth)
 
     def _rate(self, profile: Profile) -> float:

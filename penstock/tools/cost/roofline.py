@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-from penstock.errors import ConfigError
+from penstock.fields import check, leaf
 from penstock.runtime.core.batch import Batch, Chunk
 from penstock.runtime.models.spec import ModelSpec, MoE
 from penstock.tools.cost.cost import moved
@@ -34,19 +34,17 @@ class Overhead:
     """Time that no roof explains. The defaults fit decode steps of 0.6B, 8B and 30B-A3B models, 1 to 128 sequences, as our
     engine takes them on an H200: benchmarks/results/gpu-*.json."""
 
-    layer_s: float = 18e-6
+    layer_s: float = leaf(18e-6, 0, 60, unit="seconds")
     """A layer's launches, ramps and tails."""
-    sequence_s: float = 0.15e-6
+    sequence_s: float = leaf(0.15e-6, 0, 60, unit="seconds")
     """What a layer takes longer for each sequence that draws a token."""
-    host_s: float = 250e-6
+    host_s: float = leaf(250e-6, 0, 60, unit="seconds")
     """Schedule, sample and hand over tokens, each step."""
     overlaps: bool = True
     """The host works while the device does: the longer of the two counts, not their sum."""
 
     def __post_init__(self) -> None:
-        for name in ("layer_s", "sequence_s", "host_s"):
-            if not 0.0 <= getattr(self, name) < 60.0:
-                raise ConfigError(f"{name} is {getattr(self, name)}; choose 0 to 60 seconds")
+        check(self)
 
 
 _ACTIVATION_BYTES = {"fp32": 4.0}

@@ -61,6 +61,9 @@ class AskedAdapters:
         """Until an adapter that lies in its file alone is on the device."""
         return adapter_bytes(spec, self.adapter_rank) / READ_BYTES_PER_S
 
+    def shelf(self, spec: ModelSpec) -> "ShelfRoom | None":
+        return ShelfRoom(self.num_slots, self.load_s(spec)) if self.adapters else None
+
 
 NO_ADAPTERS = AskedAdapters()
 
