@@ -162,7 +162,7 @@ SHAPE = {
 def test_a_config_file_is_a_model(capsys, tmp_path):
     path = tmp_path / "config.json"
     path.write_text(json.dumps(SHAPE))
-    assert command.read_spec(str(path)).num_layers == 2
+    assert command.describe(str(path)).spec.num_layers == 2
     assert simulate(capsys, "--model", str(path))[0] == 0
 
 
