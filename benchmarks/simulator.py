@@ -25,7 +25,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from penstock.cli.simulate.command import Config, Machines, SimulatedLoad, make_fleet, read_spec
+from penstock.cli.plan.model import describe
+from penstock.cli.simulate.command import Config, Machines, SimulatedLoad, make_fleet
 from penstock.console.show import print_table
 from penstock.runtime.core.request import Request, SamplingParams
 from penstock.tools.cost.precision import Precision
@@ -120,7 +121,7 @@ def timed(fleet: Fleet, requests: Iterable[Request]) -> tuple[float, Result]:
 
 def _fleet(num_replicas: int) -> Fleet:
     config = Config(machines=Machines(replicas=num_replicas))
-    return make_fleet(config, read_spec(config.model), Precision())
+    return make_fleet(config, describe(config.model).spec, Precision())
 
 
 def _row(name: str, cpu_s: float, result: Result, stepwise_s: float | None) -> dict[str, Any]:

@@ -2,10 +2,12 @@
 
 import math
 from dataclasses import FrozenInstanceError
+from pathlib import Path
 
 import pytest
 
-from penstock.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, configure
+from penstock.cli.loading import adapter_at
+from penstock.config import AdapterConfig, CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, configure
 from penstock.errors import ConfigError
 
 NOT_POSITIVE = [0, -1, -(2**70), True, "1", 1.5, math.nan, [], math.inf]
@@ -94,3 +96,34 @@ def test_configs_are_never_written():
         config.model.max_context = 5
     with pytest.raises(FrozenInstanceError):
         config.model = ModelConfig()
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "path"),
+    [
+        ("helper=./out", "helper", "out"),
+        ("./out", "out", "out"),
+        ("out/", "out", "out"),
+        ("folder/helper.gguf", "helper", "folder/helper.gguf"),
+        ("v1.5=folder/helper.gguf", "v1.5", "folder/helper.gguf"),
+        ("./rank=8/out", "out", "rank=8/out"),
+        ("a=b=c", "a", "b=c"),
+        ("org/helper=out", "org/helper", "out"),
+    ],
+)
+def test_an_adapter_is_named_or_has_the_name_of_its_folder(text, name, path):
+    """Of serve and of the commands that lay one adapter over a model alike."""
+    assert AdapterConfig((text,)).by_name == {name: str(Path(path).resolve())}
+    config, asked = adapter_at(text)
+    assert (asked, config.by_name) == (name, {name: str(Path(path).resolve())})
+
+
+@pytest.mark.parametrize("text", ["", "=", "=path", "name="])
+def test_an_adapter_without_a_name_or_a_path_is_refused(text):
+    with pytest.raises(ConfigError, match=r"neither PATH nor NAME=PATH; write --adapter helper=./out"):
+        AdapterConfig((text,))
+
+
+def test_two_adapters_of_one_name_are_refused():
+    with pytest.raises(ConfigError, match="one name to several adapters"):
+        AdapterConfig(("a/out", "b/out"))

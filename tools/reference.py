@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from penstock.cli.main import COMMANDS
-from penstock.config import EngineConfig, ServerConfig
+from penstock.config import EngineConfig
 from penstock.console.help import command_help
 from penstock.runtime.engine.client import EngineClient
+from penstock.service.config import ServerConfig
 from penstock.service.router.fleet import LiveFleet
 from penstock.service.router.meters import RouterMeters
 from penstock.service.server.app import ROUTES

@@ -4,9 +4,9 @@ import json
 from collections.abc import Sequence
 
 from penstock.amounts import format_bytes
-from penstock.config import ServerConfig
 from penstock.console.show import printable
 from penstock.runtime.engine.machine import Facts
+from penstock.service.config import ServerConfig
 from penstock.service.server.pool.resident import Resident
 from penstock.service.webfiles import has_web_app
 

@@ -11,12 +11,12 @@ from typing import Any
 
 from penstock.assembly.routing import listen_for
 from penstock.assembly.serving import bind, package_version
-from penstock.config import ClusterConfig, ListenConfig, RouterConfig
-from penstock.console.output import write_file
+from penstock.console.files import write_file
 from penstock.errors import ConfigError
 from penstock.log import say, set_up
 from penstock.service.cluster.controller import Controller, ReplicaPhase
 from penstock.service.cluster.place import RayCluster
+from penstock.service.config import ClusterConfig, ListenConfig, RouterConfig
 from penstock.service.router.app import RouterApp
 from penstock.tools.sim.scaling import ArrivalCurve, Scaling, ServedRate
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from penstock.assembly.text import fetched_path
 from penstock.config import EngineConfig
-from penstock.console.output import cache_folder
+from penstock.console.files import cache_folder
 from penstock.runtime.formats.hub import default_cache
 from penstock.runtime.formats.source import LocalSource, parse_source
 from penstock.runtime.formats.store import Progress, StoreEntry, damaged_files, find_entry, installed

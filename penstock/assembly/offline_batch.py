@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from penstock.config import EngineConfig, ServerConfig
+from penstock.config import EngineConfig
 from penstock.errors import ConfigError
 from penstock.runtime.engine.client import EngineClient
 from penstock.runtime.engine.spawn import Spawned
+from penstock.service.config import ServerConfig
 from penstock.service.server.front import Front
 from penstock.service.server.generation import Caller
 from penstock.service.server.http.faults import ApiError

@@ -15,12 +15,13 @@ from penstock.assembly.integrity import ModelVerifier
 from penstock.assembly.machines import is_arithmetic
 from penstock.assembly.serving import package_version, watermark_of
 from penstock.assembly.text import card_of, fetch, open_text
-from penstock.config import EngineConfig, ServerConfig, bytes_of
+from penstock.config import EngineConfig, bytes_of
 from penstock.errors import ConfigError, PenstockError
 from penstock.log import say
 from penstock.runtime.engine.client import EngineClient
 from penstock.runtime.files import dummy_spec, no_words, open_files
 from penstock.runtime.sizing import GIB
+from penstock.service.config import ServerConfig
 from penstock.service.server.front import Front
 from penstock.service.server.pool.config import PoolConfig, keep_alive_of
 from penstock.service.server.pool.memory import WORD_BYTES

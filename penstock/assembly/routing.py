@@ -17,9 +17,9 @@ from penstock.amounts import counted
 from penstock.assembly.gateway import add_outside, close_gateway, open_gateway
 from penstock.assembly.replicas import LocalReplicas
 from penstock.assembly.serving import BACKLOG, bind, package_version
-from penstock.config import ListenConfig, RouterConfig
 from penstock.errors import PenstockError
 from penstock.log import say, set_up
+from penstock.service.config import ListenConfig, RouterConfig
 from penstock.service.edge.tls import HANDSHAKE_S
 from penstock.service.gateway.audit import AuditEntry, write_audit
 from penstock.service.gateway.gateway import Gateway

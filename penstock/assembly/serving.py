@@ -18,12 +18,13 @@ import uvicorn
 
 from penstock.assembly.banner import banner
 from penstock.assembly.integrity import ModelVerifier
-from penstock.config import EngineConfig, ServerConfig
+from penstock.config import EngineConfig
 from penstock.errors import ConfigError
 from penstock.log import say
 from penstock.runtime.engine.client import EngineClient
 from penstock.runtime.engine.spawn import Spawned
 from penstock.runtime.text.watermark import Watermark
+from penstock.service.config import ServerConfig
 from penstock.service.edge.flow import StallWatch
 from penstock.service.edge.headers import KEEP_ALIVE_S
 from penstock.service.edge.memory import keep_large_apart

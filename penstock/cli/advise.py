@@ -6,14 +6,12 @@ Also prints the checklists and the cheat sheet. What there is to say lies in `pe
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from penstock.console.show import print_json, print_table
 from penstock.errors import ConfigError
 from penstock.tools.advise import trees
-from penstock.tools.advise.cheatsheet import GLOSSARY, LAYERS, LOOP, REMEDIES, cheatsheet_data
-from penstock.tools.advise.checklists import CHECKLISTS, checklists_data
-from penstock.tools.advise.tree import Advice, Question, Walk, place_data, tree_data, walk
+from penstock.tools.advise.data import load
+from penstock.tools.advise.trees import Advice, Question, Walk, place_data, tree_data, walk
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,35 +99,33 @@ def _list(config: Config) -> int:
 
 def _checklist(config: Config) -> int:
     if config.json:
-        print_json(checklists_data())
+        print_json(load("checklists"))
         return 0
-    for name, items in CHECKLISTS.items():
-        print_table((name, "evidence", "remedy"), [(item.text, item.evidence, item.remedy) for item in items])
+    for name, items in load("checklists").items():
+        print_table((name, "evidence", "remedy"), [(item["text"], item["evidence"], item["remedy"]) for item in items])
         print()
     return 0
 
 
 def _cheatsheet(config: Config) -> int:
+    sheet = load("cheatsheet")
     if config.json:
-        print_json(cheatsheet_data())
+        print_json(sheet)
         return 0
-    rows: list[tuple[Any, ...]] = [(one.symptom, one.technique, one.layer, one.parameter) for one in REMEDIES]
-    print_table(("symptom", "technique", "layer", "parameter"), rows)
+    print_table(("symptom", "technique", "layer", "parameter"), [list(one.values()) for one in sheet["remedies"]])
     print()
-    print_table(
-        ("layer", "", "typical fault", "look at"), [(one.layer, one.name, one.fault, one.look_at) for one in LAYERS]
-    )
+    print_table(("layer", "", "typical fault", "look at"), [list(one.values()) for one in sheet["layers"]])
     print()
-    for number, step in enumerate(LOOP, 1):
-        print(f"{number}. {step.title}: {step.text}")
+    for number, step in enumerate(sheet["loop"], 1):
+        print(f"{number}. {step['title']}: {step['text']}")
     return 0
 
 
 def _glossary(config: Config) -> int:
     if config.json:
-        print_json(dict(GLOSSARY))
+        print_json(load("glossary"))
     else:
-        print_table(("word", "means"), list(GLOSSARY.items()))
+        print_table(("word", "means"), list(load("glossary").items()))
     return 0
 
 

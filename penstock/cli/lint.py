@@ -1,22 +1,23 @@
 """`penstock lint CONFIG`: the common mistakes of a deployment's settings, read from the file that serve and simulate read."""
 
-import json
-import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from penstock.cli.bench.config import parse_slo
+from penstock.cli.main import COMMANDS
+from penstock.console import config_file
 from penstock.console.flags import flags_of, suggestion
 from penstock.console.show import print_json, print_table
 from penstock.errors import ConfigError
-from penstock.tools.advise.lint import LintFinding, Setup, findings_data, lint, setup_of
+from penstock.tools.advise.lint import LintFinding, Setup, lint, setup_of
+from penstock.tools.workload import lengths
 
 FOUND_STATUS = 1
 READERS = ("serve", "simulate", "plan", "bench", "route", "up")
 """Commands whose files are examined."""
-MAX_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ def run(config: Config) -> int:
     if config.json:
         known = {one.name for one in fields(Setup)}
         ignored = sorted(set(values) - known)
-        print_json({"file": str(config.file), "findings": findings_data(findings), "not_examined": ignored})
+        print_json({"file": str(config.file), "findings": [asdict(one) for one in findings], "not_examined": ignored})
     elif findings:
         print_table(("setting", "found", "remedy"), [(one.setting, one.found, one.remedy) for one in findings])
     else:
@@ -50,23 +51,11 @@ def run(config: Config) -> int:
 
 def read(path: Path) -> dict[str, Any]:
     """Every leaf of the file by its name, in whatever table it lies."""
-    try:
-        with path.open("rb") as file:
-            text = file.read(MAX_BYTES).decode("utf-8-sig")
-        data = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}; name a config file") from error
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} is neither TOML nor JSON: {error}") from error
-    if not isinstance(data, dict):
-        raise ConfigError(f"{path} holds no settings: the outermost value must be an object of keys")
-    return dict(_leaves(data))
+    return dict(_leaves(config_file.load(str(path))))
 
 
 def unknown_keys(values: Mapping[str, Any]) -> list[LintFinding]:
     """Keys that no command reads and no rule looks at: most likely misspelt, so that a default holds instead."""
-    from penstock.cli.main import COMMANDS
-
     configs = [import_module(COMMANDS[name].module).Config for name in READERS]
     known = {flag.name for config in configs for flag in flags_of(config)} | {one.name for one in fields(Setup)}
     hint = [name.replace("_", "-") for name in sorted(known)]
@@ -87,9 +76,6 @@ def _leaves(data: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 def read_setup(values: Mapping[str, Any]) -> Setup:
     """What the rules look at; an SLO in words and lengths as distributions are read here."""
-    from penstock.cli.bench.config import parse_slo
-    from penstock.tools.workload import lengths
-
     known = dict(values)
     if isinstance(known.get("slo"), str):
         slo = parse_slo(known["slo"])

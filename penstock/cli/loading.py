@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from penstock.config import AdapterConfig, EngineConfig
+from penstock.config import AdapterConfig, EngineConfig, named_adapter
 from penstock.console.progress import ProgressBar
 
 if TYPE_CHECKING:
@@ -10,15 +10,13 @@ if TYPE_CHECKING:
 
 
 MAX_RANK = 512
-ADAPTER = "adapter"
-"""Name under which a command lays its one adapter over the model."""
 
 
-def adapter_at(path: str | None) -> tuple[AdapterConfig, str]:
-    """What an engine is told of an adapter that a flag names, and the name to ask for it by."""
-    if path is None:
+def adapter_at(text: str | None) -> tuple[AdapterConfig, str]:
+    """What an engine is told of an adapter that a flag names, as serve's does, and the name to ask for it by."""
+    if text is None:
         return AdapterConfig(), ""
-    return AdapterConfig((f"{ADAPTER}={path}",), max_adapters=1, max_adapter_rank=MAX_RANK), ADAPTER
+    return AdapterConfig((text,), max_adapters=1, max_adapter_rank=MAX_RANK), named_adapter(text)[0]
 
 
 def open_llm(config: EngineConfig) -> "LLM":

@@ -33,6 +33,11 @@ class Command:
 
     module: str
     help: str
+    flags: str = ""
+    """Module of its `Config`, where that is another: what is heavy is imported once the flags have been read."""
+
+    def run(self, config: Any) -> Any:
+        return import_module(self.module).run(config)
 
 
 COMMANDS: Mapping[str, Command] = {
@@ -74,7 +79,9 @@ COMMANDS: Mapping[str, Command] = {
         "penstock.cli.train_draft",
         "Train a drafter for a model on its own answers: Medusa heads or an EAGLE head",
     ),
-    "bench": Command("penstock.cli.bench.command", "Benchmark any OpenAI-compatible server"),
+    "bench": Command(
+        "penstock.cli.bench.command", "Benchmark any OpenAI-compatible server", "penstock.cli.bench.config"
+    ),
     "bench compare": Command("penstock.cli.bench.compare", "Compare two reports of bench"),
     "bench throughput": Command("penstock.cli.bench.throughput", "Measure tokens per second of the engine alone"),
     "bench latency": Command("penstock.cli.bench.latency", "Measure how long a batch takes, repeatedly"),
@@ -83,9 +90,15 @@ COMMANDS: Mapping[str, Command] = {
         "penstock.cli.bench.step", "Show where a step's time goes, beside what this machine reaches"
     ),
     "tune": Command(
-        "penstock.cli.tune.command", "Find the settings of serve that keep an SLO here: simulated, then measured"
+        "penstock.cli.tune.command",
+        "Find the settings of serve that keep an SLO here: simulated, then measured",
+        "penstock.cli.tune.config",
     ),
-    "plan": Command("penstock.cli.plan.command", "Plan what to buy for a model and a load, and how to launch it"),
+    "plan": Command(
+        "penstock.cli.plan.command",
+        "Plan what to buy for a model and a load, and how to launch it",
+        "penstock.cli.plan.config",
+    ),
     "plan verify": Command("penstock.cli.plan.verify", "Prove a plan on a live server: predicted beside measured"),
     "lint": Command("penstock.cli.lint", "Find common mistakes in a deployment's settings"),
     "advise": Command("penstock.cli.advise", "Walk a decision tree by questions; print checklists and the cheat sheet"),
@@ -127,14 +140,13 @@ def _dispatch(words: Sequence[str], commands: Mapping[str, Command]) -> int:
     elif first == "--version":
         print(f"penstock {_version()}")
     elif f"{first} {' '.join(rest[:1])}" in commands:
-        name = f"{first} {rest[0]}"
-        return _run(f"penstock {name}", import_module(commands[name].module), rest[1:])
+        return _run(f"penstock {first} {rest[0]}", commands[f"{first} {rest[0]}"], rest[1:])
     elif first in commands:
-        module = import_module(commands[first].module)
+        module = import_module(commands[first].flags or commands[first].module)
         members = getattr(module, "MEMBERS", {})
         if rest and rest[0] in members:
-            return _run(f"penstock {first} {rest[0]}", members[rest[0]], rest[1:])
-        return _run(f"penstock {first}", module, rest)
+            return _run(f"penstock {first} {rest[0]}", members[rest[0]], rest[1:], members[rest[0]])
+        return _run(f"penstock {first}", commands[first], rest)
     elif any(name.startswith(f"{first} ") for name in commands):
         raise ConfigError(f"penstock {first} needs a second word: {_second_words(first, commands)}")
     elif first.startswith("-"):
@@ -149,7 +161,9 @@ def _second_words(first: str, commands: Mapping[str, Command]) -> str:
     return listed([name.partition(" ")[2] for name in commands if name.startswith(f"{first} ")])
 
 
-def _run(program: str, module: Any, words: Sequence[str]) -> int:
+def _run(program: str, command: Any, words: Sequence[str], module: Any = None) -> int:
+    """`module` has the flags: that of the command, unless it is one of a table."""
+    module = module or import_module(command.flags or command.module)
     arguments = args.parse(module.Config, words)
     if arguments.wants_help:
         print(command_help(program, module.Config, get_terminal_size().columns))
@@ -165,7 +179,7 @@ def _run(program: str, module: Any, words: Sequence[str]) -> int:
     if arguments.wants_config:
         print(config_file.write(config))
         return 0
-    return int(module.run(config))
+    return int(command.run(config))
 
 
 def _overview(commands: Mapping[str, Command]) -> str:

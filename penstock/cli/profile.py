@@ -8,18 +8,26 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING
 
+from penstock.amounts import format_bytes
 from penstock.config import CacheConfig, EngineConfig, ModelConfig, ParallelConfig, SchedulerConfig, configure
-from penstock.console.output import cache_folder, check_writable, write_file
+from penstock.console.files import cache_folder, check_writable, read_text, write_file
+from penstock.console.progress import ProgressBar
+from penstock.console.show import print_table, printable
 from penstock.errors import ConfigError
+from penstock.fields import check, leaf
+from penstock.tools.measure.calibration import Calibration, CalibrationPieces, StepRecorder
+from penstock.tools.measure.ranks import keep_all_reduce, measure_all_reduce
 from penstock.tools.measure.this_machine import NAME as THIS_MACHINE
 from penstock.tools.measure.this_machine import all_reduce_path, find_hardware, machine_facts
+from penstock.tools.sim.simulation import simulate
+from penstock.tools.workload.arrivals import AtOnce, Poisson
+from penstock.tools.workload.lengths import Uniform
+from penstock.tools.workload.workload import Recipe
 
 if TYPE_CHECKING:
     from penstock.tools.cost.profile import Profile
     from penstock.tools.measure.accuracy import AccuracyComparison
-    from penstock.tools.measure.calibration import Calibration
 
-MAX_LOG_BYTES = 1 << 30
 LOG_FACTS = ("model", "vocab_size", "depth", "sizing", "machine", "versions", "config")
 """What a step log's header tells a profile."""
 BACK_TEST_SHARE = 0.2
@@ -43,7 +51,7 @@ class Config:
     """Fit this log of a live server (serve --step-log) instead of measuring"""
     out: Path | None = None
     """File to write (default: in the user's cache directory, by model and machine)"""
-    seconds: float = 45.0
+    seconds: float = leaf(45.0, 1, 3600)
     """How long to measure; one round of all shapes is the least"""
     seed: int = 0
     """Of the prompts' tokens and of the workload that proves the fit"""
@@ -55,8 +63,7 @@ class Config:
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
 
     def __post_init__(self) -> None:
-        if not 1.0 <= self.seconds <= 3600.0:
-            raise ConfigError(f"--seconds is {self.seconds}; choose 1 to 3600")
+        check(self)
 
     @property
     def engine(self) -> EngineConfig:
@@ -87,12 +94,7 @@ def profile_of_log(path: Path) -> "Profile":
     from penstock.tools.cost.fitting import fit_steps
     from penstock.tools.cost.profile import Profile, read_steps
 
-    try:
-        if path.stat().st_size > MAX_LOG_BYTES:
-            raise ConfigError(f"{path} is larger than {MAX_LOG_BYTES:,} bytes; give its last part")
-        header, steps = read_steps(path.read_text(encoding="utf-8"), str(path))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read {path}: {getattr(error, 'strerror', None) or 'it is not text'}") from error
+    header, steps = read_steps(read_text(path), str(path))
     missing = [name for name in LOG_FACTS if name not in header]
     if missing:
         raise ConfigError(f"{path} does not name its {missing[0]}; make a new log with serve --step-log")
@@ -105,12 +107,9 @@ def profile_of_log(path: Path) -> "Profile":
 def _measured(config: Config) -> "Profile":
     """Torch is imported here and not before."""
     from penstock.assembly.engine import load, make_engine, size
-    from penstock.console.progress import ProgressBar
     from penstock.tools.cost.fitting import fit_steps
     from penstock.tools.cost.profile import Profile
-    from penstock.tools.measure.calibration import Calibration, StepRecorder
     from penstock.tools.measure.profiles import Measuring
-    from penstock.tools.measure.ranks import keep_all_reduce, measure_all_reduce
 
     facts = machine_facts()
     all_reduce = measure_all_reduce(facts)
@@ -143,16 +142,11 @@ def _measured(config: Config) -> "Profile":
     return replace(profile, back_test=back_test(profile, config, calibration).as_data())
 
 
-def back_test(profile: "Profile", config: Config, calibration: "Calibration") -> "AccuracyComparison":
+def back_test(profile: "Profile", config: Config, calibration: Calibration) -> "AccuracyComparison":
     """Some seconds of chats that come at random, served and simulated: by a machine as fast and as even as it was meanwhile."""
     from penstock.tools.cost.fitting import slowdowns_along
     from penstock.tools.measure.accuracy import AccuracyComparison, MeasuredRun, measure, predict
-    from penstock.tools.measure.calibration import CalibrationPieces
     from penstock.tools.measure.profiles import fleet_of
-    from penstock.tools.sim.simulation import simulate
-    from penstock.tools.workload.arrivals import AtOnce, Poisson
-    from penstock.tools.workload.lengths import Uniform
-    from penstock.tools.workload.workload import Recipe
 
     limits = calibration.engine.scheduler.limits
     longest = min(limits.max_context // 2, 300)
@@ -173,7 +167,6 @@ def back_test(profile: "Profile", config: Config, calibration: "Calibration") ->
 
 
 def _print(profile: "Profile", path: Path) -> None:
-    from penstock.console.show import print_table, printable
     from penstock.tools.measure.accuracy import moment_rows
 
     fitted, measuring, sizing = profile.fitted, profile.measuring, profile.sizing
@@ -203,9 +196,6 @@ def _print(profile: "Profile", path: Path) -> None:
 
 def _print_all_reduce(profile: "Profile") -> None:
     """Microseconds by size, and the line that simulator and planner charge layouts of several ranks."""
-    from penstock.amounts import format_bytes
-    from penstock.console.show import print_table
-
     if not profile.all_reduce:
         return
     print()

@@ -6,11 +6,13 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
+from penstock.console.files import read_text
 from penstock.console.progress import ProgressBar
 from penstock.console.show import print_json, print_table
 from penstock.errors import ConfigError
+from penstock.fields import check, setting
 
 if TYPE_CHECKING:
     from penstock.runtime.files import ModelFiles
@@ -33,8 +35,6 @@ class Config:
     came out with penstock eval.
     """
 
-    SETTINGS: ClassVar[tuple[str, ...]] = ("damping", "group", "data_tokens")
-
     model: str = field(metadata={"positional": True})
     """Model to make smaller: a name, a directory or a .gguf file"""
     to: FORMATS = "int4"
@@ -45,11 +45,11 @@ class Config:
     """How numbers are rounded (auto: the best that the format has)"""
     data: Path | None = None
     """Calibration text (default: a public one, fetched where a method needs it); GGUF formats weigh errors by one"""
-    data_tokens: int = 16384
+    data_tokens: int = setting(16384, SEQUENCE)
     """Calibrate on this many tokens, from all over the text"""
-    group: int | None = None
+    group: int | None = setting(None)
     """Inputs that share a scale: 32, 64 or 128 (default: the largest that fits)"""
-    damping: float = 0.01
+    damping: float = setting(0.01, above=0, most=1)
     """GPTQ's damping, as a share of the mean diagonal"""
     bits_per_weight: float | None = None
     """Mix formats (with --to int4 or q4_0): so many bits for each weight of the layers, where they help most"""
@@ -61,10 +61,7 @@ class Config:
     """Print JSON for machines"""
 
     def __post_init__(self) -> None:
-        if self.data_tokens < SEQUENCE:
-            raise ConfigError(f"data-tokens is {self.data_tokens}; choose at least {SEQUENCE}")
-        if not 0 < self.damping <= 1:
-            raise ConfigError(f"damping is {self.damping:g}; choose more than 0, at most 1")
+        check(self)
 
 
 def run(config: Config) -> int:
@@ -121,13 +118,7 @@ def _calibration(config: Config, files: "ModelFiles") -> "TokenRows":
     if path is None:
         with ProgressBar() as fetched:
             path = fetch_text("wiki", fetched)
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
-    except ValueError as error:
-        raise ConfigError(f"cannot read {path}: it is not UTF-8 text") from error
-    ids = files.tokenizer.encode(text, special=False)
+    ids = files.tokenizer.encode(read_text(path), special=False)
     return cut(ids, SEQUENCE, config.data_tokens // SEQUENCE)
 
 

@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 from secrets import randbits
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
+from penstock.fields import setting
 from penstock.runtime.core.request import SamplingParams
 
 if TYPE_CHECKING:
@@ -14,27 +15,19 @@ if TYPE_CHECKING:
 class SamplingConfig:
     """How tokens are drawn."""
 
-    SETTINGS: ClassVar[tuple[str, ...]] = (
-        "bad_words",
-        "frequency_penalty",
-        "min_p",
-        "presence_penalty",
-        "repetition_penalty",
-    )
-
     temperature: float = 0.7
     """How bold to be; 0 always takes the likeliest token"""
     top_k: int = 0
     """Draw among this many likeliest tokens only; 0 for all"""
     top_p: float = 0.95
     """Draw among the likeliest tokens that hold this share of the probability"""
-    min_p: float = 0.0
+    min_p: float = setting(0.0)
     """Leave out tokens less likely than this share of the likeliest one's probability"""
-    repetition_penalty: float = 1.0
+    repetition_penalty: float = setting(1.0)
     """Above 1: hold tokens back that have occurred already, in the prompt or the answer"""
-    presence_penalty: float = 0.0
+    presence_penalty: float = setting(0.0)
     """Above 0: hold tokens back that the answer has already"""
-    frequency_penalty: float = 0.0
+    frequency_penalty: float = setting(0.0)
     """Above 0: hold tokens back the more often the answer has them"""
     seed: int | None = None
     """The same seed gives the same text (default: another one each time)"""
@@ -42,7 +35,7 @@ class SamplingConfig:
     """Most tokens of an answer (default: 256 in generate; in chat, until the model ends it or the context is full)"""
     stop: tuple[str, ...] = ()
     """Text that ends the answer"""
-    bad_words: tuple[str, ...] = ()
+    bad_words: tuple[str, ...] = setting(())
     """Word that is never written; several times for several"""
 
     def __post_init__(self) -> None:

@@ -4,7 +4,7 @@ import os
 import secrets
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,17 +13,13 @@ from penstock.config import (
     AdapterConfig,
     CacheConfig,
     EngineConfig,
-    ListenConfig,
     ModelConfig,
     ParallelConfig,
-    RouterConfig,
     SchedulerConfig,
-    ServerConfig,
     SpeculationConfig,
-    TlsConfig,
-    roles_of,
 )
 from penstock.errors import ConfigError
+from penstock.service.config import ListenConfig, ListenerConfig, RouterConfig, ServerConfig, roles_of
 from penstock.service.server.pool.config import PoolConfig, keep_alive_of
 
 KEY_VARIABLE = "PENSTOCK_API_KEY"
@@ -62,7 +58,7 @@ class Config:
 
 def found_values(asked: Mapping[str, Any]) -> dict[str, Any]:
     """What was tuned for this model here, for leaves that neither a flag nor a file gives."""
-    from penstock.console.output import cache_folder
+    from penstock.console.files import cache_folder
 
     model = str(asked.get("model", ModelConfig().model))
     if asked.get("tuned") is False or asked.get("models") or not (cache_folder() / "tuned").is_dir():
@@ -196,17 +192,9 @@ def run_replicas(config: Config) -> int:
     own_roles: tuple[str | None, ...] = roles(config) or (None,) * config.replicas
     fetch(config.model.model)
     outer = config.server
+    hidden = ListenerConfig(port=0, max_body_mib=outer.max_body_mib, drain_s=outer.drain_s)
     inner = replace(
-        outer,
-        host="127.0.0.1",
-        port=0,
-        api_key=(),
-        admin_key=(),
-        router_key=None,
-        jwt=None,
-        allowed_host=(),
-        allowed_origin=(),
-        tls=TlsConfig(),
+        outer, admin_key=(), router_key=None, **{one.name: getattr(hidden, one.name) for one in fields(hidden)}
     )
     commands = []
     for number, role in enumerate(own_roles):
@@ -218,17 +206,8 @@ def run_replicas(config: Config) -> int:
         fair = replace(config, replicas=1, tuned=False, server=own, scheduler=config.engine.scheduler)
         words = arguments_of(fair)
         commands.append((sys.executable, "-m", "penstock.service.cluster.server_process", "serve", *words))
-    listen = ListenConfig(
-        outer.host,
-        outer.port,
-        outer.keys,
-        outer.jwt,
-        outer.allowed_host,
-        outer.allowed_origin,
-        outer.max_body_mib,
-        outer.drain_s,
-        tls=outer.tls,
-    )
+    shared = {one.name: getattr(outer, one.name) for one in fields(ListenerConfig)}
+    listen = ListenConfig(**shared | {"api_key": outer.keys})
     key = secrets.token_urlsafe(24)
     router = RouterConfig(otlp_endpoint=outer.otlp_endpoint)
     if outer.role is not None:  # who has what decides who is asked

@@ -5,12 +5,13 @@ import sys
 import time
 from dataclasses import dataclass, field
 
-from penstock.cli.fleet.reach import ask_server
+from penstock.cli.fleet.reach import ask_server, check_address
 from penstock.cli.fleet.watch import print_router, replica_data, router_figures
 from penstock.console.show import print_json, print_table, printable
-from penstock.errors import ConfigError
-from penstock.metrics.page import Page, parse_page, sum_of
+from penstock.fields import check, leaf
+from penstock.metrics.page import Page, parse_page
 from penstock.tools.doctor.machine import machine_signs
+from penstock.tools.doctor.page import Change
 from penstock.tools.doctor.routing import RouterSigns, is_router, router_signs
 
 
@@ -22,7 +23,7 @@ class Config:
     """Address of the server or router"""
     api_key: str = ""
     """Key the server asks for"""
-    every_s: float = 1.0
+    every_s: float = leaf(1.0, 0.05, 3600, unit="seconds")
     """Seconds between looks"""
     once: bool = False
     """Look twice, print one line of numbers, and end"""
@@ -30,10 +31,8 @@ class Config:
     """Print numbers as JSON"""
 
     def __post_init__(self) -> None:
-        if not 0.05 <= self.every_s <= 3600.0:
-            raise ConfigError(f"--every-s is {self.every_s}; choose 0.05 to 3600 seconds")
-        if not self.url.startswith(("http://", "https://")):
-            raise ConfigError(f"the address is {self.url}; it begins with http:// or https://")
+        check(self)
+        check_address(self.url)
 
 
 def run(config: Config) -> int:
@@ -56,63 +55,41 @@ def read(config: Config) -> Page:
 
 
 def figures(before: Page, now: Page, seconds: float) -> dict[str, float | None]:
-    """What has happened between two looks, a second; and how things stand."""
-
-    def rate(name: str) -> float | None:
-        after = sum_of(now, name)
-        return None if after is None else (after - (sum_of(before, name) or 0.0)) / seconds
-
-    return {
-        "running": sum_of(now, "vllm:num_requests_running"),
-        "waiting": sum_of(now, "vllm:num_requests_waiting"),
-        "kv_percent": _percent(sum_of(now, "vllm:kv_cache_usage_perc"), 1.0),
-        "prompt_tokens_per_s": rate("vllm:prompt_tokens_total"),
-        "output_tokens_per_s": rate("vllm:generation_tokens_total"),
-        "requests_per_s": rate("vllm:request_success_total"),
-        "refused_per_s": rate("penstock_requests_refused_total"),
-        "ttft_p50_ms": _quantile(before, now, "vllm:time_to_first_token_seconds", 0.5),
-        "ttft_p99_ms": _quantile(before, now, "vllm:time_to_first_token_seconds", 0.99),
-        "itl_p50_ms": _quantile(before, now, "vllm:inter_token_latency_seconds", 0.5),
-        "itl_p99_ms": _quantile(before, now, "vllm:inter_token_latency_seconds", 0.99),
-        "drafts_per_s": rate("vllm:spec_decode_num_draft_tokens_total"),
-        "drafts_accepted_percent": _percent(
-            rate("vllm:spec_decode_num_accepted_tokens_total"), rate("vllm:spec_decode_num_draft_tokens_total")
-        ),
-        "restarts": sum_of(now, "penstock_engine_restarts_total"),
+    """What has happened between two looks, a second; and how things stand. None where nothing did, or nothing is said."""
+    change = Change(before, now, seconds)
+    drafts, accepted = "vllm:spec_decode_num_draft_tokens_total", "vllm:spec_decode_num_accepted_tokens_total"
+    ttft, itl = "vllm:time_to_first_token_seconds", "vllm:inter_token_latency_seconds"
+    found = {
+        "running": change.gauge("vllm:num_requests_running"),
+        "waiting": change.gauge("vllm:num_requests_waiting"),
+        "kv_percent": 100 * change.gauge("vllm:kv_cache_usage_perc"),
+        "prompt_tokens_per_s": change.rate("vllm:prompt_tokens_total"),
+        "output_tokens_per_s": change.rate("vllm:generation_tokens_total"),
+        "requests_per_s": change.rate("vllm:request_success_total"),
+        "refused_per_s": change.rate("penstock_requests_refused_total"),
+        "ttft_p50_ms": 1e3 * change.quantile(0.5, ttft),
+        "ttft_p99_ms": 1e3 * change.quantile(0.99, ttft),
+        "itl_p50_ms": 1e3 * change.quantile(0.5, itl),
+        "itl_p99_ms": 1e3 * change.quantile(0.99, itl),
+        "drafts_per_s": change.rate(drafts),
+        "drafts_accepted_percent": 100 * change.count(accepted) / (change.count(drafts) or math.nan),
+        "restarts": change.total("penstock_engine_restarts_total"),
         **_of_machine(before, now, seconds),
     }
+    return {name: None if math.isnan(value) else value for name, value in found.items()}
 
 
-def _of_machine(before: Page, now: Page, seconds: float) -> dict[str, float | None]:
-    """How far the machine is used, and what it took; None where the server does not say."""
+def _of_machine(before: Page, now: Page, seconds: float) -> dict[str, float]:
+    """How far the machine is used, and what it took."""
     signs = machine_signs(before, now, seconds)
-    rows = {
-        "mfu_percent": ("mfu", 100.0),
-        "mbu_percent": ("mbu", 100.0),
-        "others_percent": ("others_fraction", 100.0),
-        "joules_per_token": ("energy_per_token_j", 1.0),
-        "joules_per_request": ("energy_per_request_j", 1.0),
-        "dollars_per_1k_requests": ("dollars_per_request", 1000.0),
+    return {
+        "mfu_percent": 100 * signs["mfu"],
+        "mbu_percent": 100 * signs["mbu"],
+        "others_percent": 100 * signs["others_fraction"],
+        "joules_per_token": signs["energy_per_token_j"],
+        "joules_per_request": signs["energy_per_request_j"],
+        "dollars_per_1k_requests": 1000 * signs["dollars_per_request"],
     }
-    return {name: None if math.isnan(signs[sign]) else scale * signs[sign] for name, (sign, scale) in rows.items()}
-
-
-def _percent(part: float | None, whole: float | None) -> float | None:
-    return 100 * part / whole if whole and part is not None else None
-
-
-def _quantile(before: Page, now: Page, name: str, fraction: float) -> float | None:
-    """The bucket's upper bound, in milliseconds; None if nothing happened."""
-    found: dict[float, float] = {}
-    for page, sign in ((now, 1.0), (before, -1.0)):
-        for sample in page.get(f"{name}_bucket", ()):
-            bound = float(sample.labels.get("le", "inf"))
-            found[bound] = found.get(bound, 0.0) + sign * sample.value
-    buckets = sorted(found.items())
-    if not buckets or not buckets[-1][1]:
-        return None
-    wanted = fraction * buckets[-1][1]
-    return next(bound for bound, count in buckets if count >= wanted) * 1000
 
 
 def _show_router(config: Config, signs: RouterSigns) -> None:

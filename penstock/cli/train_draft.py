@@ -4,13 +4,16 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from penstock.cli.loading import open_llm
-from penstock.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, SpeculationConfig, label_of
+from penstock.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, SpeculationConfig
+from penstock.console.files import read_text
 from penstock.console.progress import ProgressBar
 from penstock.console.show import print_json, print_table
 from penstock.errors import ConfigError
+from penstock.fields import check, leaf, setting
+from penstock.runtime.core.request import SamplingParams
 
 if TYPE_CHECKING:
     from penstock.offline.llm import LLM
@@ -32,35 +35,31 @@ class Config:
     One answer in ten is held out for the figures. Serve the result with --speculate KIND:DIR.
     """
 
-    SETTINGS: ClassVar[tuple[str, ...]] = ("asked", "answer_tokens", "draft_vocabulary", "examples")
-
     model: ModelConfig = field(default_factory=ModelConfig)
     text: tuple[Path, ...] = ()
     """Files of prompts, paragraph by paragraph: ask as your users do"""
-    asked: int | None = None
+    asked: int | None = setting(None)
     """Prompts that the model is to make up beside the text's (default: none with --text, else 400)"""
     out: Path | None = None
     """Folder to write, new or empty"""
     kind: Literal["medusa", "eagle"] = "eagle"
     """What to train: an EAGLE head or Medusa heads"""
-    minutes: float = 10.0
+    minutes: float = leaf(10.0, above=0)
     """Time to train for, beside the time that answering takes"""
-    answer_tokens: int = 160
+    answer_tokens: int = setting(160, 1)
     """Longest answer"""
     temperature: float = 0.0
     """Of the answers; 0 takes the likeliest tokens"""
-    draft_vocabulary: int = 4096
+    draft_vocabulary: int = setting(4096, 1)
     """Tokens that heads choose among: those the answers are mostly made of"""
-    examples: Path | None = None
+    examples: Path | None = setting(None)
     """File to keep the answers in, or that an earlier run kept them in: then nothing is answered anew"""
     json: bool = False
     """Print JSON for machines"""
     scheduler: SchedulerConfig = field(default_factory=lambda: SchedulerConfig(max_sequences=32))
 
     def __post_init__(self) -> None:
-        for name in ("minutes", "answer_tokens", "draft_vocabulary"):
-            if getattr(self, name) <= 0:
-                raise ConfigError(f"{label_of(self, name)} is {getattr(self, name)}; choose more than 0")
+        check(self)
 
 
 def run(config: Config) -> int:
@@ -98,20 +97,13 @@ def read_prompts(files: Sequence[Path]) -> list[str]:
     """Paragraphs, in their order, each once."""
     prompts: dict[str, None] = {}
     for file in files:
-        try:
-            text = file.read_text(encoding="utf-8-sig")
-        except OSError as error:
-            raise ConfigError(f"cannot read {file}: {error.strerror}") from error
-        except ValueError as error:
-            raise ConfigError(f"cannot read {file}: it is not UTF-8 text") from error
-        prompts |= dict.fromkeys(stripped for part in text.split("\n\n") if (stripped := part.strip()))
+        parts = (part.strip() for part in read_text(file).split("\n\n"))
+        prompts |= dict.fromkeys(part for part in parts if part)
     return list(prompts)
 
 
 def ask(llm: "LLM", count: int) -> list[str]:
     """Questions of the model's own: where its template has the user speak, it is let speak."""
-    from penstock.runtime.core.request import SamplingParams
-
     if llm.files.chat_template is None:
         raise ConfigError(f"{llm.files.name} was not made to chat and asks nothing; give prompts with --text")
     before, _, _ = llm.render_chat([{"role": "user", "content": PLACE}]).partition(PLACE)
@@ -127,8 +119,6 @@ def ask(llm: "LLM", count: int) -> list[str]:
 
 def answer(llm: "LLM", prompts: Sequence[str], config: Config) -> "list[Transcript]":
     """The model's own answers, as a chat where it was made for that; many at once."""
-    from penstock.runtime.core.request import SamplingParams
-
     params = SamplingParams(temperature=config.temperature, seed=1, max_tokens=config.answer_tokens)
     tokens = [llm.chat_tokens(prompt) for prompt in prompts]
     num_done = 0

@@ -10,20 +10,26 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from penstock.console.files import read_text
 from penstock.console.flags import Flag, by_tables, flags_of, suggestion
 from penstock.console.help import flag_help
-from penstock.docstrings import field_docstrings
 from penstock.errors import ConfigError
+from penstock.fields import field_docstrings
 
 
 def read(config: type, path: str) -> dict[str, Any]:
     """The values a file gives to the leaves of a config, by field name. `.json` is JSON, anything else TOML."""
-    try:
-        text = Path(path).read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise ConfigError(f"cannot read config file {path}: {error.strerror}") from error
-    except ValueError as error:
-        raise ConfigError(f"cannot read config file {path}: it is not UTF-8 text") from error
+    values: dict[str, Any] = {}
+    for flag, value, key in _entries(path, flags_of(config), load(path), ()):
+        if flag.name in values:
+            raise ConfigError(f"{path}: {key} is given twice")
+        values[flag.name] = flag.from_data(value, f"{path}: {key}")
+    return values
+
+
+def load(path: str) -> dict[str, Any]:
+    """A file's tables and keys as they are written."""
+    text = read_text(Path(path), "name a config file")
     is_json = path.endswith(".json")
     try:
         data = json.loads(text, object_pairs_hook=_unrepeated) if is_json else tomllib.loads(text)
@@ -31,12 +37,7 @@ def read(config: type, path: str) -> dict[str, Any]:
         raise ConfigError(f"{path} is not {'JSON' if is_json else 'TOML'}: {error}") from error
     if not isinstance(data, dict):
         raise ConfigError(f"{path} holds no settings: the outermost value must be an object of keys")
-    values: dict[str, Any] = {}
-    for flag, value, key in _entries(path, flags_of(config), data, ()):
-        if flag.name in values:
-            raise ConfigError(f"{path}: {key} is given twice")
-        values[flag.name] = flag.from_data(value, f"{path}: {key}")
-    return values
+    return data
 
 
 def write(config: object) -> str:

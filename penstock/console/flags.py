@@ -46,6 +46,8 @@ class Flag:
     metavar: str
     word: str = ""
     """How a command line calls it, where that is not how a file does: one item of what the field holds many of."""
+    role: str = ""
+    """Few people need a `setting` or an `advanced` one; help shows it after the others."""
 
     @property
     def key(self) -> str:
@@ -59,13 +61,11 @@ class Flag:
 
     @property
     def is_setting(self) -> bool:
-        """Few people need it: a class that its owner is made of names it in `SETTINGS`."""
-        return any(self.name in vars(one).get("SETTINGS", ()) for one in self.owner.__mro__)
+        return self.role == "setting"
 
     @property
     def is_advanced(self) -> bool:
-        """Few people need it: its owner names it in `ADVANCED`, and help shows it after the other flags."""
-        return self.name in getattr(self.owner, "ADVANCED", ())
+        return self.role == "advanced"
 
     @property
     def label(self) -> str:
@@ -196,6 +196,7 @@ def _leaves(config: type, base: Any, tables: tuple[str, ...]) -> Iterator[Flag]:
                 is_free_text=bool(declared.metadata.get("free_text", False)),
                 metavar=declared.metadata.get("metavar", metavar),
                 word=declared.metadata.get("flag", ""),
+                role=declared.metadata.get("role", ""),
             )
 
 

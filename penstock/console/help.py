@@ -1,6 +1,6 @@
 """Help texts: a command's flags laid out for a terminal of a given width.
 
-Owns the layout; what a field says of itself is read by `docstrings`.
+Owns the layout; what a field says of itself is read by `fields`.
 """
 
 import inspect
@@ -10,7 +10,7 @@ from dataclasses import MISSING
 from typing import Any
 
 from penstock.console.flags import Flag, by_tables, flags_of
-from penstock.docstrings import field_docstrings
+from penstock.fields import field_docstrings
 
 INDENT = 28
 MOST_WIDTH = 100

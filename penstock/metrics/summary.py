@@ -3,9 +3,9 @@
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 from penstock.errors import ConfigError
+from penstock.fields import setting
 from penstock.metrics.histogram import Histogram
 from penstock.metrics.timeline import Outcome, Timeline
 
@@ -16,13 +16,11 @@ _SHARES = (0.5, 0.9, 0.95, 0.99)
 class Slo:
     """What a request must meet to count as good. A target that is not set asks nothing."""
 
-    SETTINGS: ClassVar[tuple[str, ...]] = ("e2e_s", "tpot_s", "ttft_s")
-
-    ttft_s: float | None = None
+    ttft_s: float | None = setting(None)
     """Longest time to the first token, in seconds, that counts as good"""
-    tpot_s: float | None = None
+    tpot_s: float | None = setting(None)
     """Longest mean time between tokens, in seconds, that counts as good"""
-    e2e_s: float | None = None
+    e2e_s: float | None = setting(None)
     """Longest time to the last token, in seconds, that counts as good"""
 
     def __post_init__(self) -> None:

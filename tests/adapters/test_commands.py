@@ -1,4 +1,4 @@
-"""Commands take an adapter by its path, and their answers are those it gives."""
+"""Commands take an adapter by its path, with or without a name, and their answers are those it gives."""
 
 import io
 import json
@@ -40,7 +40,7 @@ def test_generate_takes_an_adapter(
     words = ["generate", "Water falls", "--model", model, "--max-context", "256", *GREEDY, "--json"]
     assert main([*words, "--adapter", adapter]) == 0
     assert json.loads(capsys.readouterr().out)["text"] == answers[0] != answers[1]
-    assert main([*words, "--adapter", adapter, "--beam-width", "1"]) == 0
+    assert main([*words, "--adapter", f"other={adapter}", "--beam-width", "1"]) == 0
     assert json.loads(capsys.readouterr().out)["text"] == answers[0]
     assert main([*words, "--adapter", "/nowhere"]) in (0, 2)
     found = capsys.readouterr()

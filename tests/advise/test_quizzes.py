@@ -1,11 +1,11 @@
 """Laws of quizzes: one right answer, a reason for each, drawn anew by the seed and the same for the same seed."""
 
 import json
+from dataclasses import asdict
 
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.tools.advise.quiz import question_data
 from penstock.tools.advise.quizzes import AREAS, ITEMS, questions
 
 
@@ -35,6 +35,6 @@ def test_answers_are_those_of_the_calculators() -> None:
 def test_all_areas_are_plain_data() -> None:
     assert len(AREAS) == 13
     for area in AREAS:
-        assert json.loads(json.dumps([question_data(one) for one in questions(area, 3)]))
+        assert json.loads(json.dumps([asdict(one) for one in questions(area, 3)]))
     with pytest.raises(ConfigError, match="choose one of"):
         questions("poetry")

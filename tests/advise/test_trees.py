@@ -3,6 +3,7 @@
 import io
 import json
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,10 +13,17 @@ from penstock.cli.main import COMMANDS, main
 from penstock.console.args import parse
 from penstock.console.flags import flags_of
 from penstock.errors import ConfigError
-from penstock.tools.advise.tree import Advice, Question, leaves, tree_data, walk
-from penstock.tools.advise.trees import TREES
+from penstock.tools.advise.trees import TREES, Advice, Question, tree_data, walk
 
 ROOT = Path(__file__).parents[2]
+
+
+def leaves(place: Question | Advice) -> Iterator[Advice]:
+    if isinstance(place, Advice):
+        yield place
+    else:
+        for branch in place.branches:
+            yield from leaves(branch.to)
 
 
 def ways(place, so_far=()):

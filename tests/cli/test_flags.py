@@ -1,20 +1,23 @@
 """Laws of flags: what a field may be, and which values it takes."""
 
+import math
 import re
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal, get_args, get_type_hints
 
 import pytest
 
-from penstock import config as configs
+from penstock import config as engine_configs
 from penstock.cli import generate, serve
 from penstock.cli.main import COMMANDS
 from penstock.console.args import arguments_of, build, parse
 from penstock.console.flags import by_tables, flags_of
 from penstock.console.help import command_help
 from penstock.errors import ConfigError
+from penstock.fields import Bounds, label_of
+from penstock.service import config as service_configs
 from penstock.service.server.ui.flags import COMMANDS as PAGE_FLAGS
 from penstock.service.server.ui.flags import words_of
 from tests.cli import orchard
@@ -29,7 +32,12 @@ TEXTS = {
 """Where people read how a setting is written, by the kinds of files there."""
 MOST_FLAGS = 150
 """Distinct ones over all commands. A new flag replaces one, or is a setting."""
-ALL_CONFIGS = [value for value in vars(configs).values() if isinstance(value, type) and is_dataclass(value)] + [
+ALL_CONFIGS = [
+    value
+    for module in (engine_configs, service_configs)
+    for value in vars(module).values()
+    if isinstance(value, type) and is_dataclass(value)
+] + [
     orchard.Config,
     *(import_module(command.module).Config for command in COMMANDS.values()),
 ]
@@ -140,16 +148,12 @@ def test_numbers_and_paths_read_as_python_writes_them() -> None:
     assert flags["book"].from_text("a/b") == Path("a/b")
 
 
-def test_advanced_flags_are_fields_and_stand_last_in_help() -> None:
+def test_advanced_flags_and_settings_stand_last_in_help() -> None:
     for command in COMMANDS.values():
         config = getattr(import_module(command.module), "Config", None)
         if config is None:
             continue
         flags = flags_of(config)
-        for owner in {flag.owner for flag in flags}:
-            assert set(getattr(owner, "ADVANCED", ())) | set(getattr(owner, "SETTINGS", ())) <= {
-                declared.name for declared in fields(owner)
-            }
         everyday, _, rest = command_help("penstock", config, 100).partition("\nsettings, written without dashes:")
         everyday, _, advanced = everyday.partition("\nadvanced, which few need:")
         for flag in flags:
@@ -234,6 +238,28 @@ def test_a_prompt_is_a_prompt_unless_it_is_a_setting(text: str) -> None:
     made = generate.Config(prompts=(text, "best-of=3"))
     assert build(generate.Config, parse(generate.Config, arguments_of(made)).values) == made
     assert parse(generate.Config, ["best-of=3", text] if words == [text] else ["best-of=3"]).values["best_of"] == 3
+
+
+def test_a_number_out_of_its_bounds_is_refused_by_its_name_and_the_ends_are_taken() -> None:
+    """Of every config of every command that can be made without words; whoever declares bounds holds to them."""
+    seen = 0
+    for owner in {flag.owner for config in every_config() for flag in flags_of(config)}:
+        if any(one.default is MISSING and one.default_factory is MISSING for one in fields(owner)):
+            continue
+        for one in fields(owner):
+            bounds: Bounds | None = one.metadata.get("bounds")
+            if bounds is None:
+                continue
+            seen += 1
+            is_whole = float not in (one.type, *get_args(one.type))
+            low, high = bounds.least, bounds.most
+            wrong = [low - 1 if low is not None else bounds.above, *([] if high is None else [2 * high + 1]), "1", True]
+            for value in (*wrong, math.nan, math.inf):
+                with pytest.raises(ConfigError, match=rf"^{label_of(one)} is .*; choose "):
+                    owner(**{one.name: value})
+            for value in {low, high} - {None}:
+                assert bounds.allows(int(value) if is_whole else value, is_whole=is_whole)
+    assert seen > 60
 
 
 def test_no_text_gives_a_setting_dashes() -> None:

@@ -7,7 +7,7 @@ import pytest
 from penstock.config import EngineConfig
 from penstock.console.flags import flags_of
 from penstock.console.help import command_help, flag_help
-from penstock.docstrings import field_docstrings
+from penstock.fields import field_docstrings
 from tests.cli.orchard import Config
 from tests.cli.test_flags import ALL_CONFIGS
 

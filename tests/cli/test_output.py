@@ -5,7 +5,7 @@ import os
 import pytest
 
 from penstock.cli.main import main
-from penstock.console.output import check_writable, write_file
+from penstock.console.files import check_writable, write_file
 from penstock.errors import ConfigError
 
 

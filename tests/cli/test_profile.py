@@ -8,7 +8,7 @@ from penstock.assembly.machines import make_engine
 from penstock.cli.main import main
 from penstock.cli.profile import default_path
 from penstock.config import configure
-from penstock.console.output import cache_folder
+from penstock.console.files import cache_folder
 from penstock.runtime.core.request import Request, SamplingParams
 from penstock.tools.cost.profile import read_profile
 from penstock.tools.measure.this_machine import NAME, find_hardware

@@ -117,7 +117,7 @@ def test_every_knob_turns(capsys, words):
         (("--rate", "-1"), "the rate is"),
         (("--burstiness", "-1"), "--burstiness is -1"),
         (("--prompts", "many"), "cannot read lengths"),
-        (("--num-requests", "0"), "0 requests"),
+        (("--num-requests", "0"), "--num-requests is 0; choose 1 to 10,000,000"),
         (("--replicas", "0"), "--replicas is 0"),
         (("ttft-s=0",), "SLO"),
         (("--shared-prefix", "-1"), "shared prefixes"),
@@ -162,7 +162,7 @@ SHAPE = {
 def test_a_config_file_is_a_model(capsys, tmp_path):
     path = tmp_path / "config.json"
     path.write_text(json.dumps(SHAPE))
-    assert command.read_spec(str(path)).num_layers == 2
+    assert command.describe(str(path)).spec.num_layers == 2
     assert simulate(capsys, "--model", str(path))[0] == 0
 
 

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from penstock.config import ListenConfig, RouterConfig
 from penstock.service import marks
+from penstock.service.config import ListenConfig, RouterConfig
 from penstock.service.gateway.gateway import Gateway
 from penstock.service.kv_events import OFFER_HEADER, BlockOffer
 from penstock.service.router.app import RouterApp

@@ -12,8 +12,8 @@ import httpx
 import pytest
 from websockets.sync.client import connect
 
-from penstock.config import TlsConfig
 from penstock.errors import ConfigError
+from penstock.service.config import TlsConfig
 from penstock.service.edge.tls import TlsContexts
 from tests.authority import Authority
 from tests.machine import PATIENCE_S, wait_until

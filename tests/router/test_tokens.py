@@ -15,8 +15,8 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from penstock.config import ListenConfig, ServerConfig
 from penstock.errors import ConfigError
+from penstock.service.config import ListenConfig, ServerConfig
 from penstock.service.edge.tokens import DISCOVERY, JwtSettings, SignedTokens, read_jwt
 from penstock.service.gateway.gateway import Gateway
 from penstock.service.gateway.schema import GATEWAY

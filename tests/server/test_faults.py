@@ -338,7 +338,7 @@ def test_an_interrupt_while_the_engine_loads_ends_with_130_and_one_line() -> Non
     ("words", "status", "reason"),
     [
         (["--host", "0.0.0.0"], 2, "there is no key"),
-        (["--port", "99999"], 2, "choose 0 to 65535"),
+        (["--port", "99999"], 2, "choose 0 to 65,535"),
         (["oracle:colour=1"], 2, "no option colour"),
         (["--api-key", "short"], 2, "shorter than 8"),
         (["--host", "203.0.113.7", "--api-key", "long-enough-key"], 2, "cannot listen"),

@@ -17,7 +17,7 @@ import openai
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from penstock.config import ServerConfig
+from penstock.service.config import ServerConfig
 from penstock.service.edge.access import ApiKeys, is_public
 from penstock.service.server.app import ROUTES, Route, dialect_of
 from penstock.service.server.http.admission import Admission

@@ -5,7 +5,8 @@ from random import Random
 
 import pytest
 
-from penstock.cli.simulate.command import Config, make_fleet, read_spec
+from penstock.cli.plan.model import describe
+from penstock.cli.simulate.command import Config, make_fleet
 from penstock.cli.simulate.load import SimulatedLoad
 from penstock.runtime.core.batch import Batch, Chunk
 from penstock.runtime.models.adapters import adapter_bytes
@@ -13,7 +14,7 @@ from penstock.tools.cost.precision import Precision
 from penstock.tools.sim.adapters import AdaptedCost, AdapterShelf, AskedAdapters, ShelfRoom
 from penstock.tools.sim.simulation import Fleet, Result, simulate
 
-SPEC = read_spec("llama-3.1-8b")
+SPEC = describe("llama-3.1-8b").spec
 LOAD = SimulatedLoad(rate=20.0, num_requests=150, prompts="200", answers="40")
 
 

@@ -3,27 +3,40 @@
 Puts the parts of `penstock.tools.bench` together; they are imported when the command runs.
 """
 
+import asyncio
+import json
 import os
+import resource
+import secrets
+import signal
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import uvloop
 
 from penstock.cli.bench.config import Config, parse_slo
-from penstock.console.output import check_writable, write_file
-
-if TYPE_CHECKING:
-    from penstock.cli.bench.progress import BenchProgress
-    from penstock.tools.bench.client.http import Client
-    from penstock.tools.bench.load import LoadShape
+from penstock.cli.bench.progress import BenchProgress, LiveProgress
+from penstock.cli.bench.report import print_report
+from penstock.cli.bench.sweep import steps_of, table_of
+from penstock.cli.bench.traffic import load_words, open_trace, plan_maker, trial_s, warm_up_plan, workload_of
+from penstock.console.files import check_writable, write_file
+from penstock.console.show import print_json, print_table
+from penstock.service.upstream.endpoint import endpoint_of
+from penstock.tools.bench.client.http import Client
+from penstock.tools.bench.client.target import find_target
+from penstock.tools.bench.load import LoadShape
+from penstock.tools.bench.machine import describe
+from penstock.tools.bench.report.page import page_of
+from penstock.tools.bench.report.report import report_of
+from penstock.tools.bench.session import KneeGoal, Session
 
 FAULT_STATUS = 1
 INTERRUPTED_STATUS = 130
 
 
 def run(config: Config) -> int:
-    from penstock.cli.bench.progress import LiveProgress
-
     check_writable(None if str(config.json) == "-" else config.json, config.html)
     if config.load.sweep:
         return _sweep(config)
@@ -32,11 +45,6 @@ def run(config: Config) -> int:
 
 
 def _sweep(config: Config) -> int:
-    from penstock.cli.bench.progress import LiveProgress
-    from penstock.cli.bench.sweep import steps_of, table_of
-    from penstock.console.show import print_json, print_table
-    from penstock.tools.bench.report.page import page_of
-
     reports: dict[int, dict[str, Any]] = {}
     for count, step in steps_of(config):
         with LiveProgress() as progress:
@@ -57,12 +65,8 @@ def _sweep(config: Config) -> int:
     return 0 if all(report["verdict"] == "valid" for report in reports.values()) else FAULT_STATUS
 
 
-def measured(config: Config, progress: "BenchProgress") -> dict[str, Any]:
+def measured(config: Config, progress: BenchProgress) -> dict[str, Any]:
     """The report of a benchmark, however it is told."""
-    import asyncio
-
-    import uvloop
-
     _allow_connections()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         try:
@@ -73,22 +77,12 @@ def measured(config: Config, progress: "BenchProgress") -> dict[str, Any]:
 
 def _allow_connections() -> None:
     """As many open files as the system lets us have: running out of them would look like a failing server."""
-    try:
-        import resource
-    except ImportError:  # a system without such limits
-        return
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-async def _bench(config: Config, progress: "BenchProgress") -> dict[str, Any]:
+async def _bench(config: Config, progress: BenchProgress) -> dict[str, Any]:
     """SIGTERM ends it as Ctrl-C does: what was measured so far is told."""
-    import asyncio
-    import signal
-
-    from penstock.service.upstream.endpoint import endpoint_of
-    from penstock.tools.bench.client.http import Client
-
     key = config.api_key or os.environ.get("PENSTOCK_API_KEY", "") or os.environ.get("OPENAI_API_KEY", "")
     client = Client(endpoint_of(config.url), key, verify=config.verify_tls)
     if (task := asyncio.current_task()) is not None:
@@ -100,15 +94,7 @@ async def _bench(config: Config, progress: "BenchProgress") -> dict[str, Any]:
         await asyncio.sleep(0)  # the loop closes them on its next turn
 
 
-async def _measure(config: Config, client: "Client", progress: "BenchProgress") -> dict[str, Any]:
-    import secrets
-
-    from penstock.cli.bench.traffic import load_words, open_trace, plan_maker, trial_s, warm_up_plan, workload_of
-    from penstock.tools.bench.client.target import find_target
-    from penstock.tools.bench.machine import describe
-    from penstock.tools.bench.report.report import report_of
-    from penstock.tools.bench.session import KneeGoal, Session
-
+async def _measure(config: Config, client: Client, progress: BenchProgress) -> dict[str, Any]:
     load = config.load
     trace = open_trace(config)
     nonce = config.words.nonce or secrets.token_hex(8)
@@ -138,9 +124,7 @@ async def _measure(config: Config, client: "Client", progress: "BenchProgress") 
     )
 
 
-def _shape(config: Config) -> "LoadShape":
-    from penstock.tools.bench.load import LoadShape
-
+def _shape(config: Config) -> LoadShape:
     load = config.load
     return LoadShape(
         users=config.num_users,
@@ -165,10 +149,6 @@ def _asked(config: Config, nonce: str) -> dict[str, Any]:
 
 def _report(config: Config, report: dict[str, Any]) -> int:
     """Files first, so that nothing that goes wrong on a screen loses a measurement."""
-    from penstock.cli.bench.report import print_report
-    from penstock.console.show import print_json
-    from penstock.tools.bench.report.page import page_of
-
     if config.json is not None and str(config.json) != "-":
         write_file(config.json, _json_text(report))
     if config.html is not None:
@@ -186,6 +166,4 @@ def _report(config: Config, report: dict[str, Any]) -> int:
 
 
 def _json_text(report: dict[str, Any]) -> str:
-    import json
-
     return json.dumps(report, indent=1, allow_nan=False) + "\n"

@@ -3,10 +3,12 @@
 import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from penstock.amounts import counted
+from penstock.console.files import write_file
 from penstock.console.show import print_json, print_table, printable
+from penstock.fields import setting
 
 if TYPE_CHECKING:
     from penstock.tools.bench.report.compare import ReportComparison
@@ -22,13 +24,11 @@ class Config:
     were not the server's, are refused.
     """
 
-    SETTINGS: ClassVar[tuple[str, ...]] = ("force",)
-
     first: Path = field(metadata={"positional": True})
     """Report to compare from"""
     second: Path = field(metadata={"positional": True})
     """Report to compare to"""
-    force: bool = False
+    force: bool = setting(False)
     """Compare even what is not comparable"""
     json: bool = False
     """Print JSON for machines"""
@@ -38,7 +38,6 @@ class Config:
 
 def run(config: Config) -> int:
     from penstock.cli.bench.report import print_flags
-    from penstock.console.output import write_file
     from penstock.tools.bench.report.compare import compare, read_report
     from penstock.tools.bench.report.page import flag_list, page_of, table
 

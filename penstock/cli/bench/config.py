@@ -3,9 +3,10 @@
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Literal
 
 from penstock.errors import ConfigError
+from penstock.fields import check, leaf, setting
 from penstock.metrics.summary import Slo
 from penstock.tools.workload.asked import Asked
 
@@ -18,39 +19,29 @@ UNITS = {"ms": 1e-3, "s": 1.0}
 class BenchLoad:
     """When requests come."""
 
-    SETTINGS: ClassVar[tuple[str, ...]] = ("duration_s", "timeout_s", "stop_saturated", "warm_up", "ramp_to")
-
-    concurrency: int | None = None
+    concurrency: int | None = leaf(None, 1, 1_000_000)
     """Closed loop: this many users, each asking again once answered (8 where neither rate nor trace is given)"""
     sweep: str = ""
     """Numbers of users to measure one after another, with commas between: 1,2,4,8"""
     rate: float | None = None
     """Open loop: requests a second, however the server does; where a search for the knee begins"""
-    ramp_to: float | None = None
+    ramp_to: float | None = setting(None)
     """The rate grows, or falls, evenly to this one"""
-    num_requests: int | None = None
+    num_requests: int | None = leaf(None, 1, 1_000_000)
     """How many to send (default: 100, or all of a trace); with --turns, how many conversations"""
-    duration_s: float | None = None
+    duration_s: float | None = setting(None, above=0, most=1e6, unit="seconds")
     """Send nothing after this many seconds; of a search for the knee, how long a trial takes (30)"""
-    warm_up: int = 8
+    warm_up: int = setting(8, 0, 100_000)
     """Requests sent before, and not counted"""
-    repeats: int = 1
+    repeats: int = leaf(1, 1, 1_000_000)
     """Runs, each with words of its own; two or more give confidence intervals"""
-    timeout_s: float = 600.0
+    timeout_s: float = setting(600.0, above=0, most=1e6, unit="seconds")
     """Seconds after which a request counts as failed"""
-    stop_saturated: bool = True
+    stop_saturated: bool = setting(True)
     """End a run whose queue grows without end, or whose server is gone"""
 
     def __post_init__(self) -> None:
-        for name in ("concurrency", "num_requests", "repeats"):
-            value = getattr(self, name)
-            if value is not None and not 1 <= value <= 1_000_000:
-                raise ConfigError(f"--{name.replace('_', '-')} is {value}; choose 1 to 1,000,000")
-        if not 0 <= self.warm_up <= 100_000:
-            raise ConfigError(f"warm-up is {self.warm_up}; choose 0 to 100,000")
-        for name, value in (("duration-s", self.duration_s), ("timeout-s", self.timeout_s)):
-            if value is not None and not 0.0 < value <= 1e6:
-                raise ConfigError(f"{name} is {value}; choose seconds above 0")
+        check(self)
         if self.sweep and (self.concurrency is not None or self.rate is not None or self.ramp_to is not None):
             raise ConfigError("--sweep names the users itself; leave --concurrency, --rate and ramp-to")
         if self.ramp_to is not None and self.rate is None:
@@ -63,15 +54,13 @@ class BenchLoad:
 class ReplayedTrace:
     """Replay of a trace."""
 
-    SETTINGS: ClassVar[tuple[str, ...]] = ("trace_from_s", "trace_to_s", "trace_speed")
-
     trace: Path | None = None
     """Send what a file recorded: Mooncake jsonl, Azure csv, BurstGPT csv, or a recording of `penstock serve`"""
-    trace_speed: float = 1.0
+    trace_speed: float = setting(1.0)
     """Times the rate of the trace"""
-    trace_from_s: float = 0.0
+    trace_from_s: float = setting(0.0)
     """Seconds of the trace to skip"""
-    trace_to_s: float | None = None
+    trace_to_s: float | None = setting(None)
     """Second of the trace to end at"""
 
 
@@ -79,11 +68,9 @@ class ReplayedTrace:
 class PromptLengths(Asked):
     """What is asked."""
 
-    SETTINGS: ClassVar[tuple[str, ...]] = ("nonce",)
-
     num_prefixes: int = 1
     """How many common beginnings there are"""
-    nonce: str = ""
+    nonce: str = setting("")
     """Words are drawn from it; by default a new one every time, so that no cache knows them"""
 
 
@@ -91,18 +78,15 @@ class PromptLengths(Asked):
 class BenchTarget:
     """What counts as good."""
 
-    SETTINGS: ClassVar[tuple[str, ...]] = ("attainment",)
-
     slo: str = "ttft<500ms,tpot<50ms"
     """Targets of a good request: ttft, tpot and e2e, in ms or s"""
     find_knee: bool = False
     """Search the highest rate at which the targets hold, by bisection"""
-    attainment: float = 0.95
+    attainment: float = setting(0.95, above=0, most=1)
     """Share of requests that must meet the targets for a rate to hold"""
 
     def __post_init__(self) -> None:
-        if not 0.0 < self.attainment <= 1.0:
-            raise ConfigError(f"attainment is {self.attainment}; choose above 0, up to 1")
+        check(self)
         parse_slo(self.slo)
 
 
@@ -114,21 +98,19 @@ class Config:
     count, failures stand apart; and where the figures are not the server's, it says so instead.
     """
 
-    SETTINGS: ClassVar[tuple[str, ...]] = ("verify_tls", "rows", "endpoint")
-
     url: str = field(default="http://127.0.0.1:8000", metadata={"positional": True})
     """Address of the server"""
     model: str = ""
     """Model to ask (default: the first it lists)"""
-    endpoint: Literal["chat", "completions"] = "chat"
+    endpoint: Literal["chat", "completions"] = setting("chat")
     """Which of its routes to use"""
     api_key: str = ""
     """Key the server asks for (default: PENSTOCK_API_KEY or OPENAI_API_KEY)"""
-    verify_tls: bool = True
+    verify_tls: bool = setting(True)
     """Check the server's certificate"""
     json: Path | None = None
     """Write everything as JSON to this file; - is standard output"""
-    rows: bool = False
+    rows: bool = setting(False)
     """Put every request into the JSON, too"""
     html: Path | None = None
     """Write a page with plots"""

@@ -4,11 +4,12 @@ import secrets
 from dataclasses import asdict, dataclass, field
 
 from penstock.amounts import counted
+from penstock.cli.bench.offline import INTERRUPTED_STATUS, OfflineRun, print_intervals, repeat_offline, run_offline
 from penstock.cli.generate import ModelByFlag
 from penstock.cli.loading import open_llm
 from penstock.config import CacheConfig, EngineConfig, ParallelConfig, SchedulerConfig, SpeculationConfig
 from penstock.console.show import print_json
-from penstock.errors import ConfigError
+from penstock.fields import check, leaf
 from penstock.tools.workload.arrivals import AtOnce
 from penstock.tools.workload.lengths import Fixed
 from penstock.tools.workload.workload import Recipe
@@ -18,19 +19,17 @@ from penstock.tools.workload.workload import Recipe
 class LatencyBatch:
     """What is computed."""
 
-    batch: int = 1
+    batch: int = leaf(1, 1, 100_000)
     """Requests at once"""
-    prompt: int = 128
+    prompt: int = leaf(128, 1, 10_000_000)
     """Prompt tokens of each"""
-    answer: int = 64
+    answer: int = leaf(64, 1, 10_000_000)
     """Answer tokens of each"""
-    repeats: int = 5
+    repeats: int = leaf(5, 1, 10_000)
     """Runs that count; one more comes before them"""
 
     def __post_init__(self) -> None:
-        for name, most in (("batch", 100_000), ("prompt", 10_000_000), ("answer", 10_000_000), ("repeats", 10_000)):
-            if not 1 <= getattr(self, name) <= most:
-                raise ConfigError(f"--{name} is {getattr(self, name)}; choose 1 to {most:,}")
+        check(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +50,6 @@ class Config:
 
 
 def run(config: Config) -> int:
-    from penstock.cli.bench.offline import INTERRUPTED_STATUS, OfflineRun, print_intervals, repeat_offline, run_offline
-
     load = config.load
     with open_llm(
         EngineConfig(config.model, config.cache, config.scheduler, config.parallel, config.speculation)

@@ -15,11 +15,12 @@ from penstock.console.show import print_table
 from penstock.metrics.histogram import Histogram
 from penstock.metrics.summary import Summary, summarize
 from penstock.metrics.timeline import Outcome, Timeline
+from penstock.runtime.core.request import Request
+from penstock.tools.bench.report.interval import interval
 
 if TYPE_CHECKING:
     from penstock.offline.completion import Update
     from penstock.offline.llm import LLM
-    from penstock.runtime.core.request import Request
 
 INTERRUPTED_STATUS = 130
 
@@ -41,7 +42,7 @@ class OfflineRun:
         return self.prompt_tokens_per_s + self.summary.output_tokens_per_s
 
 
-def run_offline(llm: "LLM", requests: Sequence["Request"], name: str) -> OfflineRun:
+def run_offline(llm: "LLM", requests: Sequence[Request], name: str) -> OfflineRun:
     timelines = [Timeline(0.0, len(request.prompt)) for request in requests]
     gaps = Histogram()
     num_ended = 0
@@ -86,8 +87,6 @@ def repeat_offline(number: int, run_once: Callable[[str], OfflineRun]) -> list[O
 
 def print_intervals(rows: Mapping[str, Sequence[float]]) -> None:
     """Each figure over the runs: its mean, how sure it is, and its ends."""
-    from penstock.tools.bench.report.interval import interval
-
     table: list[tuple[Any, ...]] = []
     for name, values in rows.items():
         found = interval(values)

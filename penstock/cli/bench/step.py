@@ -3,15 +3,18 @@
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from penstock.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, configure
-from penstock.console.output import check_writable, write_file
-from penstock.errors import ConfigError
-
-if TYPE_CHECKING:
-    from penstock.tools.cost.hardware import Ceilings, NumberFormat
-    from penstock.tools.measure.step_profile import PartRow, StepProfile, TracedSpan
+from penstock.console.files import check_writable, write_file
+from penstock.console.show import print_json, print_table, printable
+from penstock.fields import check, leaf
+from penstock.runtime.core.features import StepTime
+from penstock.tools.cost.hardware import Ceilings, NumberFormat
+from penstock.tools.cost.parts import work_by_part
+from penstock.tools.measure import step_profile
+from penstock.tools.measure.step_profile import PartRow, StepProfile, TracedSpan, chrome_trace
+from penstock.tools.measure.this_machine import NAME, find_hardware
 
 MOST_KERNELS = 15
 
@@ -24,13 +27,13 @@ class Config:
     GPU by the driver's record of kernels. Bandwidth and operations a second stand beside what this machine reaches.
     """
 
-    batch: int = 8
+    batch: int = leaf(8, 1, 4096)
     """Sequences that generate"""
-    context: int = 256
+    context: int = leaf(256, 1, 10**6)
     """Tokens that each has before it"""
-    prompt: int = 0
+    prompt: int = leaf(0, 0, 10**6)
     """Tokens of a prompt that is computed in each step beside them"""
-    steps: int = 16
+    steps: int = leaf(16, 2, 1000)
     """Steps to watch"""
     json: bool = False
     """Print JSON for machines"""
@@ -41,35 +44,25 @@ class Config:
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
 
     def __post_init__(self) -> None:
-        for name, least, most in (("batch", 1, 4096), ("context", 1, 10**6), ("prompt", 0, 10**6), ("steps", 2, 1000)):
-            if not least <= getattr(self, name) <= most:
-                raise ConfigError(f"--{name} is {getattr(self, name)}; choose {least} to {most:,}")
+        check(self)
 
 
 def run(config: Config) -> int:
     check_writable(config.chrome_trace)
     profile, spans, data = profiled(config)
     if config.chrome_trace is not None:
-        from penstock.tools.measure.step_profile import chrome_trace
-
         write_file(config.chrome_trace, json.dumps(chrome_trace(spans, data["model"])) + "\n")
     if config.json:
-        from penstock.console.show import print_json
-
         print_json(data)
     else:
         _print(profile, data)
     return 0
 
 
-def profiled(config: Config) -> "tuple[StepProfile, list[TracedSpan], dict[str, Any]]":
+def profiled(config: Config) -> tuple[StepProfile, list[TracedSpan], dict[str, Any]]:
     """Torch is imported here and not before."""
     from penstock.assembly.engine import load, make_engine, size
-    from penstock.runtime.core.features import StepTime
     from penstock.runtime.execution.step_trace import watched
-    from penstock.tools.cost.parts import work_by_part
-    from penstock.tools.measure import step_profile
-    from penstock.tools.measure.this_machine import NAME, find_hardware
 
     engine_config = EngineConfig(config.model, config.cache, config.scheduler)
     loaded = load(engine_config)
@@ -105,7 +98,7 @@ def profiled(config: Config) -> "tuple[StepProfile, list[TracedSpan], dict[str, 
     return profile, spans, data
 
 
-def _format(ceilings: "Ceilings", *, is_packed: bool, is_gpu: bool) -> "NumberFormat":
+def _format(ceilings: Ceilings, *, is_packed: bool, is_gpu: bool) -> NumberFormat:
     """The fastest that such weights are computed in here."""
     wanted: tuple[NumberFormat, ...] = (
         ("int8", "bf16", "fp32") if is_packed and not is_gpu else ("bf16", "fp16", "fp32")
@@ -113,9 +106,7 @@ def _format(ceilings: "Ceilings", *, is_packed: bool, is_gpu: bool) -> "NumberFo
     return next((one for one in wanted if getattr(ceilings.flops, one) > 0.0), "fp32")
 
 
-def _print(profile: "StepProfile", data: dict[str, Any]) -> None:
-    from penstock.console.show import print_table, printable
-
+def _print(profile: StepProfile, data: dict[str, Any]) -> None:
     reaches = data["reaches"]
     shape = profile.shape
     beside = f" and a prompt of {shape.prompt:,} tokens" if shape.prompt else ""
@@ -137,7 +128,7 @@ def _print(profile: "StepProfile", data: dict[str, Any]) -> None:
         print_table(("kernel", "part", "ms", "share", "launches"), rows)
 
 
-def _row(one: "PartRow") -> tuple[str, ...]:
+def _row(one: PartRow) -> tuple[str, ...]:
     rate = "" if one.bytes_per_s is None else f"{one.bytes_per_s / 1e9:,.1f}"
     flops = "" if one.flops_per_s is None else f"{one.flops_per_s / 1e12:,.3f}"
     floor = "" if one.floor_s is None else f"{1e3 * one.floor_s:.3f}"

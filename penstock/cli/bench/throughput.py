@@ -2,50 +2,41 @@
 
 import secrets
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any
 
 from penstock.amounts import counted
+from penstock.cli.bench.offline import INTERRUPTED_STATUS, OfflineRun, print_intervals, repeat_offline, run_offline
 from penstock.cli.generate import ModelByFlag
 from penstock.cli.loading import open_llm
 from penstock.config import CacheConfig, EngineConfig, ParallelConfig, SchedulerConfig, SpeculationConfig
 from penstock.console.show import print_json
-from penstock.errors import ConfigError
+from penstock.fields import check, leaf, setting
 from penstock.tools.workload import lengths
 from penstock.tools.workload.arrivals import AtOnce
 from penstock.tools.workload.workload import Recipe, SharedPrefix
-
-if TYPE_CHECKING:
-    from penstock.cli.bench.offline import OfflineRun
 
 
 @dataclass(frozen=True, slots=True)
 class OfflineLoad:
     """What is computed."""
 
-    SETTINGS: ClassVar[tuple[str, ...]] = ("warm_up",)
-
-    num_requests: int = 64
+    num_requests: int = leaf(64, 1, 1_000_000)
     """Requests, all handed over at once"""
     prompts: str = "256"
     """Prompt tokens: 512, 100-1024, lognormal:MEDIAN:SIGMA[:LOW-HIGH], file:PATH or sharegpt-prompts"""
     answers: str = "64"
     """Answer tokens, written likewise, or sharegpt-answers"""
-    shared_prefix: int = 0
+    shared_prefix: int = leaf(0, 0, 10_000_000)
     """Tokens that all prompts begin with, before those of their own"""
-    repeats: int = 3
+    repeats: int = leaf(3, 1, 1000)
     """Runs, each with tokens of its own"""
-    warm_up: bool = True
+    warm_up: bool = setting(True)
     """Compute a few short requests before, uncounted"""
     seed: int = 0
     """The same seed gives the same lengths"""
 
     def __post_init__(self) -> None:
-        if not 1 <= self.repeats <= 1000:
-            raise ConfigError(f"--repeats is {self.repeats}; choose 1 to 1000")
-        if not 1 <= self.num_requests <= 1_000_000:
-            raise ConfigError(f"--num-requests is {self.num_requests}; choose 1 to 1,000,000")
-        if not 0 <= self.shared_prefix <= 10_000_000:
-            raise ConfigError(f"--shared-prefix is {self.shared_prefix}; choose 0 or more tokens")
+        check(self)
         for written in (self.prompts, self.answers):
             lengths.parse(written)  # a wrong one is told before a model is loaded
 
@@ -75,8 +66,6 @@ class Config:
 
 
 def run(config: Config) -> int:
-    from penstock.cli.bench.offline import INTERRUPTED_STATUS, print_intervals, repeat_offline, run_offline
-
     load = config.load
     with open_llm(
         EngineConfig(config.model, config.cache, config.scheduler, config.parallel, config.speculation)
@@ -108,7 +97,7 @@ def run(config: Config) -> int:
     return status
 
 
-def _cached_percent(one: "OfflineRun") -> float:
+def _cached_percent(one: OfflineRun) -> float:
     return 100.0 * one.summary.num_cached_tokens / max(one.summary.num_prompt_tokens, 1)
 
 

@@ -6,6 +6,8 @@ from importlib.util import find_spec
 
 from penstock.console.show import print_json, printable
 from penstock.errors import ConfigError
+from penstock.tools.conform.check import CheckVerdict, Target, run_checks
+from penstock.tools.conform.table import SUITES, is_conformant, report, summary
 
 UNMET_STATUS = 1
 
@@ -33,9 +35,6 @@ def run(config: Config) -> int:
     missing = [name for name in ("openai", "anthropic", "ollama", "httpx") if find_spec(name) is None]
     if missing:
         raise ConfigError(f"conform needs {', '.join(missing)}; pip install 'penstock[conform]'")
-    from penstock.tools.conform.check import CheckVerdict, Target, run_checks
-    from penstock.tools.conform.table import SUITES, is_conformant, report, summary
-
     unknown = [name for name in config.dialect if name not in SUITES]
     if unknown:
         raise ConfigError(f"--dialect {unknown[0]} is not known; there are {', '.join(SUITES)}")

@@ -1,15 +1,19 @@
 """`penstock eval`: how good a model is, measured on a text or on questions."""
 
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.cli.evaluate.config import Config
+from penstock.cli.evaluate.drafts import measure_drafts_on
 from penstock.cli.evaluate.rounding import open_measured
 from penstock.cli.loading import adapter_at
+from penstock.console.files import read_text
 from penstock.console.progress import ProgressBar
 from penstock.console.show import print_json, print_table
 from penstock.errors import ConfigError
+from penstock.runtime.core.request import SamplingParams
+from penstock.tools.evaluate.suites import SUITES, read_suite
+from penstock.tools.evaluate.tasks import choose, is_exact, read_questions, report
 
 if TYPE_CHECKING:
     from penstock.offline.llm import LLM
@@ -21,10 +25,8 @@ ANSWER_TOKENS = 256
 def run(config: Config) -> int:
     if config.measure == "tasks":
         return _shown(config, _tasks(config))
-    text = _read(config.file)
+    text = read_text(config.file)
     if config.measure == "drafts":
-        from penstock.cli.evaluate.drafts import measure_drafts_on
-
         return measure_drafts_on(config, text)
     return _shown(config, _perplexity(config, text))
 
@@ -98,8 +100,6 @@ def _perplexity(config: Config, text: str) -> dict[str, Any]:
 
 def _tasks(config: Config) -> dict[str, Any]:
     from penstock.runtime.formats.texts import fetch_text
-    from penstock.tools.evaluate.suites import SUITES, read_suite
-    from penstock.tools.evaluate.tasks import read_questions, report
 
     name = str(config.file)
     if name in SUITES and not config.file.exists():
@@ -117,9 +117,6 @@ def _tasks(config: Config) -> dict[str, Any]:
 
 
 def _is_right(llm: "LLM", question: Any, adapter: str) -> bool:
-    from penstock.runtime.core.request import SamplingParams
-    from penstock.tools.evaluate.tasks import choose, is_exact
-
     if not question.choices:
         params = SamplingParams(temperature=0.0, max_tokens=ANSWER_TOKENS)
         (done,) = llm.generate([question.prompt], params, adapter=adapter)
@@ -132,12 +129,3 @@ def _is_right(llm: "LLM", question: Any, adapter: str) -> bool:
         for ids, scored in zip(prompts, llm.score(prompts, adapter=adapter))
     ]
     return bool(choose(scores, question.choices) == question.answer)
-
-
-def _read(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise ConfigError(f"cannot read {file}: {error.strerror}") from error
-    except ValueError as error:
-        raise ConfigError(f"cannot read {file}: it is not UTF-8 text") from error

@@ -1,12 +1,13 @@
 """`penstock eval compare`: two reports of eval side by side: better, worse, or within chance."""
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
+from penstock.console.files import read_object
 from penstock.console.show import print_json, print_table
-from penstock.errors import ConfigError
+from penstock.tools.evaluate.comparison import compare
+
+REPORT = ("report of penstock eval", "write one with --json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +26,7 @@ class Config:
 
 
 def run(config: Config) -> int:
-    from penstock.tools.evaluate.comparison import compare
-
-    found = compare(_report(config.first), _report(config.second))
+    found = compare(*(read_object(path, *REPORT) for path in (config.first, config.second)))
     if config.json:
         print_json({"comparisons": found})
         return 0
@@ -45,13 +44,3 @@ def run(config: Config) -> int:
     ]
     print_table(columns, rows)
     return 0
-
-
-def _report(path: Path) -> dict[str, Any]:
-    try:
-        report = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot read the report {path}: {error}") from error
-    if not isinstance(report, dict):
-        raise ConfigError(f"{path} is no report of penstock eval; write one with --json")
-    return report

@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Literal
 
 from penstock.cli.loading import adapter_at
 from penstock.config import CacheConfig, EngineConfig, ModelConfig, ParallelConfig, SchedulerConfig
+from penstock.fields import setting
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +23,6 @@ class Config:
     Drafts: how often each drafter guesses the text's next tokens, and how much faster it would have been generated here.
     """
 
-    SETTINGS: ClassVar[tuple[str, ...]] = ("drafter", "stride")
-
     measure: Literal["perplexity", "tasks", "drafts"] = field(metadata={"positional": True})
     """What to measure"""
     file: Path = field(metadata={"positional": True})
@@ -31,11 +30,11 @@ class Config:
     model: ModelConfig = field(default_factory=ModelConfig)
     context: int | None = None
     """Tokens a window holds (default: 1024, or what the model takes)"""
-    stride: int | None = None
+    stride: int | None = setting(None)
     """Tokens a window moves on; the others are seen again, not scored (default: half the context)"""
     tokens: int | None = None
     """Measure on this many tokens (of questions: this many) from the beginning only"""
-    adapter: str | None = None
+    adapter: str | None = field(default=None, metadata={"metavar": "[NAME=]PATH"})
     """Adapter to lay over the model: a PEFT directory or a GGUF adapter"""
     reference: str | None = None
     """Model to compare predictions with, or a file that --save-logits wrote"""
@@ -45,7 +44,7 @@ class Config:
     """File to keep this model's predictions in, as a --reference for others"""
     draft_model: str | None = None
     """Smaller model to try as a drafter too"""
-    drafter: tuple[str, ...] = ()
+    drafter: tuple[str, ...] = setting(())
     """Drafters to try beside those without files, as --speculate names them: medusa:DIR, eagle:DIR, self or self:DIR"""
     json: bool = False
     """Print JSON for machines"""

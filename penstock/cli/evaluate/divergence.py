@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from penstock.cli.evaluate.config import Config, engine_config
 from penstock.cli.loading import open_llm
 from penstock.errors import ConfigError
 from penstock.offline.perplexity import Perplexity, check_windows, opening, windows
@@ -14,7 +15,6 @@ from penstock.tools.evaluate.divergence import Divergence, KeptRows, LogitsKeepe
 from penstock.tools.evaluate.rows import RowSink, ScoreRows, of_tokens
 
 if TYPE_CHECKING:
-    from penstock.cli.evaluate.config import Config
     from penstock.offline.llm import LLM
 
 ONE = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0)
@@ -50,7 +50,7 @@ def measure_divergence(
     context: int,
     stride: int,
     on_progress: Callable[[int, int], None],
-    config: "Config",
+    config: Config,
 ) -> tuple[Perplexity, dict[str, Any]]:
     check_windows(llm, token_ids, context, stride)
     with ExitStack() as stack:
@@ -79,14 +79,12 @@ def measure_divergence(
     return Perplexity(len(token_ids), sum(count for count, _ in sums), total, tuple(sums)), more
 
 
-def _reference(config: "Config", stack: ExitStack, llm: "LLM") -> "tuple[SavedLogits | None, RowReader | None]":
+def _reference(config: Config, stack: ExitStack, llm: "LLM") -> "tuple[SavedLogits | None, RowReader | None]":
     if config.reference is None:
         return None, None
     path = Path(config.reference)
     if path.is_file() and path.suffix != ".gguf":
         return SavedLogits(path), None
-    from penstock.cli.evaluate.config import engine_config
-
     other = stack.enter_context(open_llm(engine_config(config, replace(config.model, model=config.reference))))
     if other.spec.vocab_size != llm.spec.vocab_size:
         raise ConfigError(

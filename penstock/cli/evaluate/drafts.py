@@ -1,27 +1,23 @@
 """Drafters tried on a text, and what to serve with."""
 
-from typing import TYPE_CHECKING
-
+from penstock.cli.evaluate.config import Config
 from penstock.cli.loading import open_llm
 from penstock.config import EngineConfig, SpeculationConfig
 from penstock.console.show import print_json, print_table
-
-if TYPE_CHECKING:
-    from penstock.cli.evaluate.config import Config
+from penstock.tools.measure.drafts import measure_drafts
 
 DEFAULT_TOKENS = 1024
 WORTHWHILE = 1.02
 """Times as fast as without drafts, below which they are not worth it."""
 
 
-def measure_drafts_on(config: "Config", text: str) -> int:
+def measure_drafts_on(config: Config, text: str) -> int:
     speculation = (
         SpeculationConfig("auto", config.draft_model) if config.draft_model else SpeculationConfig("prediction")
     )
     engine = EngineConfig(config.model, config.cache, config.scheduler, config.parallel, speculation)
     with open_llm(engine) as llm:
         from penstock.assembly.speculation.training import trial_drafter
-        from penstock.tools.measure.drafts import measure_drafts
 
         token_ids = llm.files.tokenizer.encode(text, special=False)[: config.tokens or DEFAULT_TOKENS]
         others = {name: trial_drafter(llm, name, token_ids) for name in config.drafter}

@@ -5,10 +5,14 @@ import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+from penstock.console.files import check_writable, write_file
 from penstock.console.show import print_json, print_table
 from penstock.errors import ConfigError
+from penstock.fields import setting
+from penstock.tools.evaluate.kept import keep
+from penstock.tools.evaluate.summary import summarize
 
 if TYPE_CHECKING:
     from penstock.runtime.files import ModelFiles
@@ -24,8 +28,6 @@ class Config:
     Each measure runs in a process of its own. The report is kept beside the made model and where penstock plan looks for it.
     """
 
-    SETTINGS: ClassVar[tuple[str, ...]] = ("questions",)
-
     made: str = field(metadata={"positional": True})
     """Model that was made smaller: a folder of penstock quantize, or any model"""
     before: str = field(metadata={"positional": True})
@@ -36,7 +38,7 @@ class Config:
     """Measure on this many tokens of it"""
     tasks: str | None = None
     """Questions: a suite that is fetched (mmlu, humaneval), or JSON lines"""
-    questions: int | None = None
+    questions: int | None = setting(None)
     """Ask this many of them"""
     speed: bool = True
     """Measure W1 to W3 and peak memory; the machine should be idle"""
@@ -49,12 +51,9 @@ class Config:
 
 
 def run(config: Config) -> int:
-    from penstock.console.output import check_writable, write_file
     from penstock.runtime.files import open_files
     from penstock.runtime.formats.hub import default_cache
-    from penstock.tools.evaluate.kept import keep
     from penstock.tools.evaluate.page import page_of, rows_of
-    from penstock.tools.evaluate.summary import summarize
 
     check_writable(config.html)
     whole, small = open_files(config.before), open_files(config.made)

@@ -5,9 +5,10 @@ import re
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Literal
 
 from penstock.errors import ConfigError
+from penstock.fields import setting
 
 UNITS = {"m": 60.0, "h": 3600.0, "d": 86_400.0}
 _DURATION = re.compile(r"(\d{1,6})([mhd])")
@@ -19,8 +20,6 @@ class Config:
 
     A key is shown once, when it is made; only a digest of it is kept.
     """
-
-    SETTINGS: ClassVar[tuple[str, ...]] = ("budget_period", "grace")
 
     action: Literal["create", "list", "rotate", "revoke", "audit"] = field(metadata={"positional": True})
     """What to do"""
@@ -38,11 +37,11 @@ class Config:
     """Model it may ask; without one, all"""
     expires: str = ""
     """How long it lasts, as 90m, 12h or 30d"""
-    grace: str = "1h"
+    grace: str = setting("1h")
     """How long a rotated key still lasts"""
     budget_usd: float | None = None
     """Dollars that may be spent with it"""
-    budget_period: Literal["total", "day", "month"] = "total"
+    budget_period: Literal["total", "day", "month"] = setting("total")
     """In what time"""
 
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from penstock.cli.serve import ADMIN_VARIABLE, KEY_VARIABLE, REPLICA_VARIABLE, warn_of_shown_keys
-from penstock.config import ListenConfig, RouterConfig
 from penstock.errors import ConfigError
+from penstock.service.config import ListenConfig, RouterConfig
 
 METRICS_VARIABLE = "PENSTOCK_METRICS_KEY"
 

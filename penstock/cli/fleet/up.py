@@ -9,19 +9,11 @@ from typing import Any
 
 from penstock.cli.serve import KEY_VARIABLE
 from penstock.cli.serve import Config as ServeConfig
-from penstock.config import (
-    CacheConfig,
-    ClusterConfig,
-    EngineConfig,
-    ListenConfig,
-    ModelConfig,
-    ParallelConfig,
-    RouterConfig,
-    SchedulerConfig,
-    ServerConfig,
-)
+from penstock.config import CacheConfig, EngineConfig, ModelConfig, ParallelConfig, SchedulerConfig
 from penstock.console import config_file
 from penstock.errors import ConfigError
+from penstock.runtime.models.ranks import Ranks
+from penstock.service.config import ClusterConfig, ListenConfig, RouterConfig, ServerConfig
 
 FILE = ".toml"
 COLD_START_S = 120.0
@@ -103,8 +95,6 @@ def run(config: Config) -> int:
 
 def check(engine: EngineConfig) -> int:
     """Raise ConfigError, before anything is placed, if no replica could be made so; returns its ranks."""
-    from penstock.runtime.models.ranks import Ranks
-
     asked = engine.parallel
     return Ranks(asked.tensor, asked.pipeline, asked.expert).num_ranks
 

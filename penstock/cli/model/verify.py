@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 
 from penstock.console.progress import ProgressBar
+from penstock.errors import ConfigError
+from penstock.runtime.formats.store import damaged_files
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,8 +20,6 @@ class Config:
 
 def run(config: Config) -> int:
     from penstock.assembly.integrity import find_named
-    from penstock.errors import ConfigError
-    from penstock.runtime.formats.store import damaged_files
 
     entry = find_named(config.model)
     if entry is None:

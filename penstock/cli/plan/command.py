@@ -3,33 +3,40 @@
 Puts the parts of `penstock.tools.planner` together; they are imported when the command runs.
 """
 
+import json
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, get_args
 
+from penstock.cli.bench.config import parse_slo
 from penstock.cli.plan.config import MEASURED, Config, ExpectedLoad, PlanGoal
+from penstock.cli.plan.data import plan_data
+from penstock.cli.plan.launch import cluster_text, config_text, gaps_of
+from penstock.cli.plan.model import Described, describe
+from penstock.cli.plan.report import print_plan
+from penstock.console.files import check_writable, write_file
 from penstock.console.progress import StatusLine
+from penstock.console.show import print_json
 from penstock.errors import ConfigError
 from penstock.runtime.sizing import MAX_BATCH_TOKENS
-from penstock.tools.cost.hardware import Hardware
-from penstock.tools.cost.precision import KvFormat, WeightFormat
-
-if TYPE_CHECKING:
-    from penstock.cli.plan.model import Described
-    from penstock.tools.planner.demand import Demand, SloTarget
-    from penstock.tools.planner.search import Plan, Search
-    from penstock.tools.planner.space import Found, Rejected
+from penstock.tools.cost.hardware import Hardware, find
+from penstock.tools.cost.precision import KvFormat, Precision, WeightFormat
+from penstock.tools.measure.profiles import cost_of, open_profile, sizing_of
+from penstock.tools.measure.this_machine import find_hardware, parts_of
+from penstock.tools.planner import space
+from penstock.tools.planner.candidate import Candidate, MeasuredEngine
+from penstock.tools.planner.demand import KINDS, Demand, SloTarget
+from penstock.tools.planner.money import PURCHASE
+from penstock.tools.planner.search import Plan, Search
+from penstock.tools.planner.space import Found, Rejected, SearchSpace, layouts
+from penstock.tools.planner.steady import bound
+from penstock.tools.workload import lengths
+from penstock.tools.workload.trace_files import read
 
 
 def run(config: Config) -> int:
-    from penstock.cli.plan.data import plan_data
-    from penstock.cli.plan.model import describe
-    from penstock.cli.plan.report import print_plan
-    from penstock.console.output import check_writable
-    from penstock.console.show import print_json
-
     check_writable(config.emit)
     start_s = time.monotonic()
     described = describe(config.model)
@@ -48,11 +55,7 @@ def run(config: Config) -> int:
     return 0 if plan.chosen is not None and plan.chosen.num_replicas else 1
 
 
-def demand_of(load: ExpectedLoad, goal: PlanGoal, adapters: tuple[float, ...] = ()) -> "Demand":
-    from penstock.tools.planner.demand import KINDS, Demand
-    from penstock.tools.workload import lengths
-    from penstock.tools.workload.trace_files import read
-
+def demand_of(load: ExpectedLoad, goal: PlanGoal, adapters: tuple[float, ...] = ()) -> Demand:
     kind = KINDS[load.workload]
     demand = Demand(
         rate=load.rate,
@@ -70,20 +73,11 @@ def demand_of(load: ExpectedLoad, goal: PlanGoal, adapters: tuple[float, ...] = 
     return demand.of_users(load.users, load.think_s, target_of(goal).slo)
 
 
-def target_of(goal: PlanGoal) -> "SloTarget":
-    from penstock.cli.bench.config import parse_slo
-    from penstock.tools.planner.demand import SloTarget
-
+def target_of(goal: PlanGoal) -> SloTarget:
     return SloTarget(parse_slo(goal.slo), goal.attainment)
 
 
-def search_of(config: Config, progress: "PlanProgress") -> "Search":
-    from penstock.cli.plan.launch import gaps_of
-    from penstock.tools.measure.this_machine import find_hardware, parts_of
-    from penstock.tools.planner.money import PURCHASE
-    from penstock.tools.planner.search import Search
-    from penstock.tools.planner.space import SearchSpace
-
+def search_of(config: Config, progress: "PlanProgress") -> Search:
     space = config.space
     if space.profile is not None:
         hardware: tuple[Hardware, ...] = _measured_hardware(space.profile, space.max_devices)
@@ -102,22 +96,15 @@ def search_of(config: Config, progress: "PlanProgress") -> "Search":
     prices = {one.name: share * one.price_per_hour for one in hardware if one.price_per_hour is not None}
     for name, price in _prices(space.price):
         prices[MEASURED if name == MEASURED else find_hardware(name).name] = price
-    prices |= {
-        f"{MEASURED}/{one.num_parts}": prices[MEASURED] / one.num_parts for one in hardware if _is_part(one, prices)
-    }
+    if MEASURED in prices:
+        parts = [one.num_parts for one in hardware if one.num_parts > 1]
+        prices |= {f"{MEASURED}/{count}": prices[MEASURED] / count for count in parts}
     return Search(target_of(config.goal), search_space, prices, config.money, gaps_of, progress.show)
-
-
-def _is_part(hardware: Hardware, prices: dict[str, float]) -> bool:
-    return hardware.num_parts > 1 and MEASURED in prices
 
 
 def _measured_hardware(path: Path, max_devices: int) -> tuple[Hardware, ...]:
     """The machine of a profile, as far as names go: memory and times come from the profile itself. Its parts, if what lies
     between ranks was measured."""
-    from penstock.tools.cost.hardware import find
-    from penstock.tools.measure.profiles import open_profile
-
     profile = open_profile(path)
     is_gpu = bool(profile.machine.get("gpus"))
     named = replace(find("h100-sxm" if is_gpu else "cloud-2core"), name=MEASURED, price_per_hour=None, measured=None)
@@ -128,12 +115,8 @@ def _measured_hardware(path: Path, max_devices: int) -> tuple[Hardware, ...]:
     return linked, *(linked.part(count) for count in (2, 4, 8) if count <= most)
 
 
-def explore(
-    config: Config, described: "Described", demand: "Demand", search: "Search"
-) -> tuple[list["Found"], list["Rejected"]]:
+def explore(config: Config, described: Described, demand: Demand, search: Search) -> tuple[list[Found], list[Rejected]]:
     """Candidates that fit: by arithmetic, or the one engine that was measured."""
-    from penstock.tools.planner import space
-
     if config.space.profile is not None:
         return list(profiled(config, described, demand, search)), []
     search_space = search.search_space
@@ -142,14 +125,8 @@ def explore(
     return space.explore_file(described.spec, described.file_bytes, search_space, demand, search.target.slo)
 
 
-def profiled(config: Config, described: "Described", demand: "Demand", search: "Search") -> Iterator["Found"]:
+def profiled(config: Config, described: Described, demand: Demand, search: Search) -> Iterator[Found]:
     """The engine that was measured, and the same cut over ranks where the profile says what those take."""
-    from penstock.tools.cost.precision import Precision
-    from penstock.tools.measure.profiles import cost_of, open_profile, sizing_of
-    from penstock.tools.planner.candidate import Candidate, MeasuredEngine
-    from penstock.tools.planner.space import Found, layouts
-    from penstock.tools.planner.steady import bound
-
     if config.space.profile is None:
         raise ConfigError("no profile was given; name one with --profile")
     if config.asked.adapters:
@@ -170,12 +147,7 @@ def profiled(config: Config, described: "Described", demand: "Demand", search: "
             yield Found(candidate, bound(candidate, demand.sizes, search.target.slo, demand.mean_repeated))
 
 
-def emit(config: Config, described: "Described", plan: "Plan", data: dict[str, Any]) -> None:
-    import json
-
-    from penstock.cli.plan.launch import cluster_text, config_text
-    from penstock.console.output import write_file
-
+def emit(config: Config, described: Described, plan: Plan, data: dict[str, Any]) -> None:
     path = config.emit
     if path is None or plan.chosen is None:
         return
@@ -206,8 +178,6 @@ def _listed(flag: str, text: str) -> list[str]:
 
 
 def _formats(flag: str, text: str, known: Any) -> tuple[str, ...]:
-    from typing import get_args
-
     names = [name.lower() for name in _listed(flag, text)]
     for name in names:
         if name not in get_args(known):

@@ -2,9 +2,10 @@
 
 from dataclasses import asdict, dataclass, field, is_dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from penstock.errors import ConfigError
+from penstock.fields import check, setting
 from penstock.tools.planner.money import Assumptions
 from penstock.tools.sim.adapters import AskedAdapters
 from penstock.tools.workload.asked import Asked
@@ -17,13 +18,11 @@ KindName = Literal["chat", "rag", "agent", "code", "summary", "reasoning"]
 class ExpectedLoad(Asked):
     """What is asked. Lengths and the shared prefix are the workload's own where they are not given."""
 
-    SETTINGS: ClassVar[tuple[str, ...]] = ("workload",)
-
     prompts: str = ""
     """Prompt tokens instead of the workload's: 512, 100-1024, lognormal:MEDIAN:SIGMA[:LOW-HIGH], file:PATH"""
     answers: str = ""
     """Answer tokens instead of the workload's, written likewise"""
-    workload: KindName = "chat"
+    workload: KindName = setting("chat")
     """A usual way of using a model, which gives lengths of prompts and answers"""
     rate: float = 8.0
     """Requests a second, over the whole fleet, turns of conversations included"""
@@ -37,11 +36,9 @@ class ExpectedLoad(Asked):
 class PlanGoal:
     """When it is good enough."""
 
-    SETTINGS: ClassVar[tuple[str, ...]] = ("attainment",)
-
     slo: str = "ttft<500ms,tpot<50ms"
     """Targets of a good request: ttft, tpot and e2e, in ms or s"""
-    attainment: float = 0.95
+    attainment: float = setting(0.95)
     """Share of requests that must meet them all"""
 
 
@@ -49,21 +46,19 @@ class PlanGoal:
 class Space:
     """What may be considered."""
 
-    SETTINGS: ClassVar[tuple[str, ...]] = ("purchase", "regions", "max_devices")
-
     hardware: str = "h100-sxm"
     """Devices to choose from, with commas between: h100,h200,l40s, or this-machine"""
     price: tuple[str, ...] = ()
     """Dollars an hour of a device: h100=2.5, this-machine=0.1 (otherwise list prices, where there are some)"""
-    purchase: Literal["on-demand", "reserved", "spot"] = "on-demand"
+    purchase: Literal["on-demand", "reserved", "spot"] = setting("on-demand")
     """How hours are bought: list prices as they are, for a year, or of devices that may be taken back; given prices stay"""
-    regions: str = ""
+    regions: str = setting("")
     """Regions with their shares of the load, planned on paper: eu=.5,us=.5, or pools of devices: eu@h100=.5,us@l40s=.5"""
     weights: str = "bf16,fp8"
     """Number formats of weights to consider: bf16, fp16, fp32, fp8, int8, int4"""
     kv: str = "bf16,fp8"
     """Number formats of cached keys and values to consider: bf16, fp16, fp32, fp8, int8"""
-    max_devices: int = 8
+    max_devices: int = setting(8, 1, 1024)
     """Most devices that one replica may take"""
     max_context: int | None = None
     """Longest prompt plus answer, in tokens (default: the model's own)"""
@@ -71,8 +66,7 @@ class Space:
     """Step times and cache as penstock profile measured them here, instead of devices by name"""
 
     def __post_init__(self) -> None:
-        if not 1 <= self.max_devices <= 1024:
-            raise ConfigError(f"max-devices is {self.max_devices}; choose 1 to 1024")
+        check(self)
 
 
 @dataclass(frozen=True, slots=True)

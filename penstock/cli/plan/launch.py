@@ -11,19 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from penstock.cli import serve
-from penstock.config import (
-    AdapterConfig,
-    CacheConfig,
-    ModelConfig,
-    ParallelConfig,
-    SchedulerConfig,
-    ServerConfig,
-    Weights,
-)
+from penstock.config import AdapterConfig, CacheConfig, ModelConfig, ParallelConfig, SchedulerConfig, Weights
 from penstock.console.args import arguments_of
 from penstock.errors import PenstockError
 from penstock.runtime.models.ranks import Ranks
 from penstock.runtime.models.spec import GQA
+from penstock.service.config import ServerConfig
 from penstock.tools.planner.candidate import Candidate
 from penstock.tools.planner.search import Option
 from penstock.tools.sim.adapters import AskedAdapters

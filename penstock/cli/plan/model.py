@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from penstock.errors import ConfigError, ModelFileError
+from penstock.runtime.formats.source import parse_source
+from penstock.runtime.formats.store import find_entry
 from penstock.runtime.models import catalog, registry
 from penstock.runtime.models.spec import ModelSpec
 
@@ -51,8 +53,6 @@ def describe(model: str) -> Described:
 
 def _fetched(model: str) -> Path:
     from penstock.runtime.formats.hub import default_cache
-    from penstock.runtime.formats.source import parse_source
-    from penstock.runtime.formats.store import find_entry
 
     entry = find_entry(default_cache(), str(parse_source(model)))
     if entry is None:

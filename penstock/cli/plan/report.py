@@ -134,21 +134,10 @@ def _print_ranking(data: Data) -> None:
     _title("Ranked")
     rows = []
     for number, option in enumerate(data["options"], 1):
-        capacity = option["capacity"]
-        rows.append(
-            (
-                number,
-                option["name"],
-                option["max_sequences"],
-                option["max_batch_tokens"],
-                option["num_devices"] or "never",
-                option["dollars_per_hour"],
-                capacity["requests_per_s"],
-                capacity["tokens_per_s_per_device"],
-                capacity["tokens_per_s_per_user"],
-                option["runs_today"],
-            )
-        )
+        limits = _cells(option, "name", "max_sequences", "max_batch_tokens")
+        speeds = _cells(option["capacity"], "requests_per_s", "tokens_per_s_per_device", "tokens_per_s_per_user")
+        costs = (option["num_devices"] or "never", option["dollars_per_hour"])
+        rows.append((number, *limits, *costs, *speeds, option["runs_today"]))
     columns = ("", "a replica", "sequences", "budget", "devices", "$/hour", "req/s each", "tok/s/device", "tok/s/user")
     print_table((*columns, "runs today"), rows)
     for name, quality in {one["weights"]: one["quality"] for one in data["options"] if one.get("quality")}.items():
@@ -157,10 +146,8 @@ def _print_ranking(data: Data) -> None:
         print(printable(f"quality     {name}: {words}"))
     if data["pareto"]:
         print()
-        points = [
-            (point["name"], point["rate"], point["tokens_per_s_per_device"], point["tokens_per_s_per_user"])
-            for point in data["pareto"]
-        ]
+        keys = ("name", "rate", "tokens_per_s_per_device", "tokens_per_s_per_user")
+        points = [_cells(point, *keys) for point in data["pareto"]]
         print_table(("Pareto front", "req/s a copy", "tok/s/device", "tok/s/user"), points)
     if data["rejected"]:
         print()
@@ -181,18 +168,8 @@ def _print_regions(data: Data) -> None:
     if not data["regions"]:
         return
     _title("Regions, on paper")
-    rows = [
-        (
-            one["name"],
-            one["device"],
-            one["rate"],
-            one["num_replicas"],
-            one["num_spare"],
-            one["num_devices"],
-            one["hourly"],
-        )
-        for one in data["regions"]
-    ]
+    keys = ("name", "device", "rate", "num_replicas", "num_spare", "num_devices", "hourly")
+    rows = [_cells(one, *keys) for one in data["regions"]]
     print_table(("region", "device", "requests/s", "replicas", "spare", "devices", "$/hour"), rows)
     print("spare: replicas that let the others carry everything while any one region is lost")
     hourly = [one["hourly"] for one in data["regions"]]
@@ -322,6 +299,10 @@ def _metric(name: str) -> str:
     """`ttft_p50_s` as one says it."""
     what, _, share = name.removesuffix("_s").partition("_p")
     return f"{what.upper()} p{share}" if share.isdigit() else name.replace("_per_s", "/s").replace("_", " ")
+
+
+def _cells(row: Data, *keys: str) -> tuple[object, ...]:
+    return tuple(row[key] for key in keys)
 
 
 def _title(text: str) -> None:

@@ -10,21 +10,29 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any
 
+from penstock.cli import top
+from penstock.cli.bench import config as bench
+from penstock.cli.plan.config import Config as PlanConfig
+from penstock.cli.plan.model import describe
+from penstock.console.files import read_object
+from penstock.console.show import cell, print_json, print_table
 from penstock.errors import ConfigError
+from penstock.fields import check as check_fields
+from penstock.fields import leaf, setting
 from penstock.metrics.page import Page
-from penstock.tools.planner.cause import cause_of
+from penstock.metrics.summary import Summary
+from penstock.runtime.core.batch import Batch, Chunk
+from penstock.tools.doctor.machine import machine_signs
+from penstock.tools.doctor.page import Change
+from penstock.tools.planner.candidate import Candidate
+from penstock.tools.planner.cause import LiveEvidence, cause_of
+from penstock.tools.planner.check import SHARES, TIMES, check
+from penstock.tools.sim.simulation import simulate
 
-if TYPE_CHECKING:
-    from penstock.cli.plan.config import Config as PlanConfig
-    from penstock.metrics.summary import Summary
-    from penstock.tools.planner.candidate import Candidate
-    from penstock.tools.planner.cause import LiveEvidence
-
-MAX_PLAN_BYTES = 64 << 20
 PLAIN_LABELS = {"output_tokens_per_s": "output tokens/s", "good_fraction": "good, % of requests"}
 OUTSIDE_STATUS = 1
 
@@ -37,17 +45,15 @@ class Config:
     not.
     """
 
-    SETTINGS: ClassVar[tuple[str, ...]] = ("tolerance",)
-
     url: str = field(default="http://127.0.0.1:8000", metadata={"positional": True})
     """Address of the server"""
     plan: Path | None = None
     """The plan, as penstock plan --emit wrote it (plan.toml or plan.json)"""
-    rate: float | None = None
+    rate: float | None = leaf(None, above=0, most=1e6)
     """Requests a second to send (default: the plan's, divided by its replicas)"""
-    num_requests: int = 100
+    num_requests: int = leaf(100, 10, 100_000)
     """How many requests to send"""
-    tolerance: float = 0.1
+    tolerance: float = setting(0.1)
     """Largest error that counts as proved: 0.1 is 10 %"""
     api_key: str = ""
     """Key the server asks for (default: PENSTOCK_API_KEY or OPENAI_API_KEY)"""
@@ -55,16 +61,10 @@ class Config:
     """Print JSON for machines"""
 
     def __post_init__(self) -> None:
-        if not 10 <= self.num_requests <= 100_000:
-            raise ConfigError(f"--num-requests is {self.num_requests}; choose 10 to 100,000")
-        if self.rate is not None and not 0.0 < self.rate <= 1e6:
-            raise ConfigError(f"--rate is {self.rate}; choose requests a second, above 0")
+        check_fields(self)
 
 
 def run(config: Config) -> int:
-    from penstock.console.show import print_json
-    from penstock.tools.planner.check import check
-
     if config.plan is None:
         raise ConfigError(
             "no plan was given; make one with penstock plan MODEL --emit plan.toml and name it with --plan"
@@ -76,8 +76,8 @@ def run(config: Config) -> int:
     report = measure(config, asked, rate)
     after, seconds = _page(config), time.monotonic() - before_s
     summaries = predict(data, asked, rate, config.num_requests)
-    moments = [figures(summary) for summary in summaries]
-    outcome = check(moments, figures_of_report(report), config.tolerance, _model_error(asked))
+    moments = [figures(asdict(summary)) for summary in summaries]
+    outcome = check(moments, figures(report["runs"][0]["summary"]), config.tolerance, _model_error(asked))
     rows = [
         {
             "figure": row.name,
@@ -110,7 +110,7 @@ def run(config: Config) -> int:
     return 0 if reported["is_within"] else OUTSIDE_STATUS
 
 
-def _model_error(asked: "PlanConfig") -> float:
+def _model_error(asked: PlanConfig) -> float:
     """Of the profile's step times on steps not fitted; none is known of a device's figures."""
     if asked.space.profile is None:
         return 0.0
@@ -121,26 +121,17 @@ def _model_error(asked: "PlanConfig") -> float:
 
 def _page(config: Config) -> Page:
     """The server's own numbers; none where it does not tell them."""
-    from penstock.cli import top
-
     try:
         return top.read(top.Config(url=config.url, api_key=config.api_key))
     except ConfigError:
         return {}
 
 
-def _evidence(
-    before: Page, after: Page, seconds: float, predicted: "Summary", candidate: "Candidate"
-) -> "LiveEvidence":
+def _evidence(before: Page, after: Page, seconds: float, predicted: Summary, candidate: Candidate) -> LiveEvidence:
     """What the server says of the time it was measured, beside what was predicted for it."""
-    from penstock.metrics.page import sum_of
-    from penstock.runtime.core.batch import Batch, Chunk
-    from penstock.tools.doctor.machine import machine_signs
-    from penstock.tools.planner.cause import LiveEvidence
 
-    def gone(name: str) -> float:
-        found, was = sum_of(after, name), sum_of(before, name)
-        return math.nan if found is None else found - (was or 0.0)
+    change = Change(before, after, seconds)
+    gone = change.count
 
     def ratio(part: float, whole: float) -> float:
         return part / whole if whole > 0.0 else math.nan
@@ -153,11 +144,10 @@ def _evidence(
         live = terms["base"] + terms["sequence"] * size + terms["kv_token"] * size * context
         batch = Batch(0, tuple(Chunk(row, context, 1, (), (), True, None) for row in range(size)))
         step_ratio = ratio(live, candidate.step_cost.step_s(batch))
-    error = sum_of(after, "penstock_step_model_error")
     return LiveEvidence(
         machine_signs(before, after, seconds),
         step_ratio,
-        math.nan if error is None else error,
+        change.gauge("penstock_step_model_error"),
         ratio(gone("vllm:prefix_cache_hits_total"), gone("vllm:prefix_cache_queries_total")),
         ratio(predicted.num_cached_tokens, predicted.num_prompt_tokens),
         1.0 + ratio(gone("vllm:spec_decode_num_accepted_tokens_total"), gone("vllm:spec_decode_num_drafts_total")),
@@ -166,22 +156,14 @@ def _evidence(
 
 def read_plan(path: Path) -> dict[str, Any]:
     path = path.with_suffix(".json")
-    try:
-        with path.open("rb") as file:
-            data = json.loads(file.read(MAX_PLAN_BYTES))
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}; make it with penstock plan --emit") from error
-    except (ValueError, RecursionError):
-        data = None
-    if not isinstance(data, dict) or data.get("penstock_plan") != 1 or not isinstance(data.get("chosen"), dict):
+    data = read_object(path, "plan", "make one with penstock plan --emit")
+    if data.get("penstock_plan") != 1 or not isinstance(data.get("chosen"), dict):
         raise ConfigError(f"{path} is no plan that chose something; make one with penstock plan --emit")
     return data
 
 
-def config_of(data: Mapping[str, Any]) -> "PlanConfig":
+def config_of(data: Mapping[str, Any]) -> PlanConfig:
     """What the plan was asked, checked as if it came from a command line."""
-    from penstock.cli.plan.config import Config as PlanConfig
-
     try:
         return _filled(PlanConfig, data["asked"])  # type: ignore[no-any-return]
     except (TypeError, KeyError, AttributeError) as error:
@@ -205,9 +187,8 @@ def _filled(owner: Any, values: Mapping[str, Any]) -> Any:
     return owner(**built)
 
 
-def measure(config: Config, asked: "PlanConfig", rate: float) -> dict[str, Any]:
+def measure(config: Config, asked: PlanConfig, rate: float) -> dict[str, Any]:
     """The report of a short benchmark; what it prints goes to the error stream."""
-    from penstock.cli.bench import config as bench
     from penstock.cli.bench.command import run as run_bench
     from penstock.cli.plan.command import demand_of
     from penstock.tools.planner.demand import KINDS
@@ -252,7 +233,7 @@ def measure(config: Config, asked: "PlanConfig", rate: float) -> dict[str, Any]:
     return report
 
 
-def _trace_speed(asked: "PlanConfig", rate: float) -> float:
+def _trace_speed(asked: PlanConfig, rate: float) -> float:
     from penstock.cli.plan.command import demand_of
 
     trace = demand_of(asked.load, asked.goal).trace
@@ -261,10 +242,9 @@ def _trace_speed(asked: "PlanConfig", rate: float) -> float:
     return rate / (len(trace) / trace.span_s)
 
 
-def candidate_of(data: Mapping[str, Any], asked: "PlanConfig") -> "Candidate":
+def candidate_of(data: Mapping[str, Any], asked: PlanConfig) -> Candidate:
     """The candidate that the plan chose, made anew."""
     from penstock.cli.plan.command import PlanProgress, demand_of, explore, search_of
-    from penstock.cli.plan.model import describe
 
     search = search_of(asked, PlanProgress())
     found, _ = explore(asked, describe(asked.model), demand_of(asked.load, asked.goal), search)
@@ -276,10 +256,9 @@ def candidate_of(data: Mapping[str, Any], asked: "PlanConfig") -> "Candidate":
     raise ConfigError(f"the plan chose {chosen['name']}, which does not fit any more; make the plan again")
 
 
-def predict(data: Mapping[str, Any], asked: "PlanConfig", rate: float, num_requests: int) -> list["Summary"]:
+def predict(data: Mapping[str, Any], asked: PlanConfig, rate: float, num_requests: int) -> list[Summary]:
     """Exactly the requests that were sent, at the times they were due; for some moments of a machine that has slow ones."""
     from penstock.cli.plan.command import demand_of, target_of
-    from penstock.tools.sim.simulation import simulate
 
     candidate = candidate_of(data, asked)
     demand = demand_of(asked.load, asked.goal)
@@ -293,24 +272,13 @@ def predict(data: Mapping[str, Any], asked: "PlanConfig", rate: float, num_reque
     return [simulate(fleet, workload, slo).summary for fleet in candidate.fleet(candidate.num_copies).moments]
 
 
-def figures(summary: "Summary") -> dict[str, float]:
-    from penstock.tools.planner.check import SHARES, TIMES
-
-    found = {f"{name}_{share}": getattr(getattr(summary, name), share) for name in TIMES for share in SHARES}
-    return found | {"output_tokens_per_s": summary.output_tokens_per_s, "good_fraction": summary.good_fraction}
-
-
-def figures_of_report(report: Mapping[str, Any]) -> dict[str, float]:
-    from penstock.tools.planner.check import SHARES, TIMES
-
-    summary = report["runs"][0]["summary"]
+def figures(summary: Mapping[str, Any]) -> dict[str, float]:
+    """Of a summary as a report has it."""
     found = {f"{name}_{share}": summary[name][share] for name in TIMES for share in SHARES}
-    return found | {name: summary[name] for name in ("output_tokens_per_s", "good_fraction")}
+    return found | {name: summary[name] for name in PLAIN_LABELS}
 
 
 def print_verdict(reported: Mapping[str, Any], worst: str) -> None:
-    from penstock.console.show import cell, print_table
-
     rows = []
     for row in reported["rows"]:
         name, is_time = row["figure"], row["figure"].rpartition("_")[0] in ("ttft", "tpot", "e2e")

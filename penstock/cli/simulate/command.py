@@ -10,21 +10,23 @@ from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from penstock.amounts import format_bytes
 from penstock.cli.plan.model import describe
 from penstock.cli.simulate import report
 from penstock.cli.simulate.load import SimulatedLoad
 from penstock.cli.simulate.techniques import Techniques
-from penstock.config import CacheConfig, EngineConfig, ModelConfig, RoutingPolicy, SchedulerConfig
-from penstock.console.output import check_writable, write_file
+from penstock.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from penstock.console.files import check_writable, write_file
 from penstock.console.show import print_json
 from penstock.errors import ConfigError
+from penstock.fields import check, leaf, setting
 from penstock.metrics.summary import Slo
 from penstock.runtime.models.adapters import adapter_bytes
 from penstock.runtime.models.spec import ModelSpec
 from penstock.runtime.sizing import Memory, batch_tokens, pace_of, size_engine
+from penstock.service.config import RoutingPolicy
 from penstock.service.router.policy import POLICIES
 from penstock.tools.cost.hardware import Hardware
 from penstock.tools.cost.layout import Layout
@@ -32,7 +34,7 @@ from penstock.tools.cost.memory import kv_fraction, weight_bytes, workspace_byte
 from penstock.tools.cost.precision import KvFormat, Precision, WeightFormat, precision_of
 from penstock.tools.cost.roofline import NO_OVERHEAD, Overhead, roofline
 from penstock.tools.measure.this_machine import find_hardware
-from penstock.tools.sim.adapters import AskedAdapters, ShelfRoom, adapted
+from penstock.tools.sim.adapters import AskedAdapters, adapted
 from penstock.tools.sim.padding import PaddedCost
 from penstock.tools.sim.queueing import QueueFigures, queue_figures
 from penstock.tools.sim.simulation import Fleet, Result, simulate
@@ -49,13 +51,11 @@ CHAT_SLO = Slo(ttft_s=0.5, tpot_s=0.05)
 class Machines:
     """What computes."""
 
-    SETTINGS: ClassVar[tuple[str, ...]] = ("depth", "max_pending", "overlap")
-
     hardware: str = "h100-sxm"
     """Device of a replica, by name: h100-sxm, a100-80, l4, epyc-9654, ..., or this-machine, measured when first named"""
     profile: Path | None = None
     """Step times, model and cache as penstock profile measured them, instead of a device and a model by name"""
-    replicas: int = 1
+    replicas: int = leaf(1, 1, 10_000)
     """How many replicas serve"""
     tensor: int = 1
     """Devices that share every matrix of a replica"""
@@ -65,23 +65,20 @@ class Machines:
     """Devices that experts are dealt out to; more than --tensor spans replicas"""
     weights: WeightFormat = "bf16"
     """How weights are held"""
-    overlap: bool = True
+    overlap: bool = setting(True)
     """The host schedules the next step while the device computes, as the engine does on a GPU"""
-    depth: int = 1
+    depth: Literal[1, 2] = setting(1)
     """Steps launched before the oldest is awaited; 2 as the engine on a GPU: a new request waits a step longer, and simulating
     takes several times as long"""
     textbook: bool = False
     """Step times by the vendor's peaks and without overheads, as textbooks count"""
     policy: RoutingPolicy = "least-pending"
     """Which replica gets a request"""
-    max_pending: int | None = None
+    max_pending: int | None = setting(None)
     """Requests a replica may have before it gets no more; with all full, requests are refused"""
 
     def __post_init__(self) -> None:
-        if not 1 <= self.replicas <= 10_000:
-            raise ConfigError(f"--replicas is {self.replicas}; choose 1 to 10000")
-        if self.depth not in (1, 2):
-            raise ConfigError(f"depth is {self.depth}; choose 1 or 2")
+        check(self)
 
     @property
     def layout(self) -> Layout:
@@ -214,7 +211,7 @@ def data_of(config: Config, outcome: SimulatedOutcome) -> dict[str, Any]:
 
 def roofline_basis(config: Config) -> Basis:
     """A known model on a known device."""
-    spec = read_spec(config.model)
+    spec = describe(config.model).spec
     machines, device = config.machines, device_of(config.machines)
     precision = precision_of(machines.weights, config.kv_format, device.achievable)
     reach = "at the vendor's" if machines.textbook else "at measured" if device.measured else device.trust
@@ -301,11 +298,6 @@ def _link_rows(device: Hardware, layout: Layout) -> list[tuple[str, str]]:
     return [("all-reduce", f"{link}; {MEASURED_LINK if link == device.measured_link else TABLE_LINK}")]
 
 
-def read_spec(model: str) -> ModelSpec:
-    """The spec of a known model, or of a config.json, a directory or a GGUF file."""
-    return describe(model).spec
-
-
 def make_fleet(config: Config, spec: ModelSpec, precision: Precision) -> Fleet:
     machines = config.machines
     device, layout = device_of(machines), machines.layout
@@ -331,7 +323,7 @@ def make_fleet(config: Config, spec: ModelSpec, precision: Precision) -> Fleet:
         cost=config.techniques.padded(
             adapted(roofline(spec, device, precision, overhead, layout), config.asked, spec, device, layout)
         ),
-        shelf=shelf_of(config.asked, spec),
+        shelf=config.asked.shelf(spec),
         num_replicas=machines.replicas,
         depth=machines.depth,
         split=config.techniques.split(
@@ -339,10 +331,6 @@ def make_fleet(config: Config, spec: ModelSpec, precision: Precision) -> Fleet:
         ),
         **_ways(config),
     )
-
-
-def shelf_of(asked: AskedAdapters, spec: ModelSpec) -> ShelfRoom | None:
-    return ShelfRoom(asked.num_slots, asked.load_s(spec)) if asked.adapters else None
 
 
 def _ways(config: Config) -> dict[str, Any]:

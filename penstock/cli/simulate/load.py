@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar
 
 from penstock.errors import ConfigError
+from penstock.fields import setting
 from penstock.tools.workload import lengths
 from penstock.tools.workload.asked import Asked, arrivals_of
 from penstock.tools.workload.workload import People, Recipe, Workload
@@ -14,15 +14,6 @@ from penstock.tools.workload.workload import People, Recipe, Workload
 class SimulatedLoad(Asked):
     """What is asked of them."""
 
-    SETTINGS: ClassVar[tuple[str, ...]] = (
-        "sessions",
-        "shared_fraction",
-        "urgent_fraction",
-        "trace_speed",
-        "deadline_s",
-        "tenants",
-    )
-
     rate: float = 8.0
     """Requests a second, over the whole fleet; 0 for all at once"""
     users: int | None = None
@@ -31,19 +22,19 @@ class SimulatedLoad(Asked):
     """How many requests come; of a trace, at most the first so many"""
     num_prefixes: int = 1
     """How many common beginnings there are"""
-    shared_fraction: float = 1.0
+    shared_fraction: float = setting(1.0)
     """Share of the prompts that begin so"""
-    sessions: int = 0
+    sessions: int = setting(0)
     """Sessions that requests belong to, each with a beginning of its own among --num-prefixes (0: one for each conversation)"""
-    tenants: str = ""
+    tenants: str = setting("")
     """Tenants by the share of requests they send, with commas between: 90,5,5; one number alone is that many equal ones"""
-    urgent_fraction: float = 0.0
+    urgent_fraction: float = setting(0.0)
     """Share of the requests with a higher priority"""
     trace: Path | None = None
     """Recorded arrivals to replay instead: Mooncake, Azure, BurstGPT or our own recording"""
-    trace_speed: float = 1.0
+    trace_speed: float = setting(1.0)
     """How many times faster than recorded"""
-    deadline_s: float | None = None
+    deadline_s: float | None = setting(None, above=0, most=1e9, unit="seconds")
     """Seconds after its arrival at which an answer is no longer wanted"""
 
     def workload(self, vocab_size: int, adapters: tuple[float, ...] = ()) -> Workload:
@@ -53,8 +44,6 @@ class SimulatedLoad(Asked):
         workload = self._traced(self.trace, vocab_size) if self.trace else self._made(vocab_size, adapters)
         if self.deadline_s is None:
             return workload
-        if not 0.0 < self.deadline_s < 1e9:
-            raise ConfigError(f"deadline-s is {self.deadline_s}; choose a number of seconds above 0")
         late = self.deadline_s
         requests = [replace(one, deadline_s=one.arrival_s + late) for one in workload.requests]
         return Workload(requests, workload.later, workload.num_unanswered)

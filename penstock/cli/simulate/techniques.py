@@ -2,10 +2,11 @@
 
 import math
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Literal
 
 from penstock.config import EngineConfig
 from penstock.errors import ConfigError
+from penstock.fields import setting
 from penstock.runtime.sizing import Sizing
 from penstock.tools.cost.cost import Cost
 from penstock.tools.cost.hardware import Link
@@ -20,55 +21,39 @@ from penstock.tools.sim.speculation import Guessing
 class Techniques:
     """What they do beside plain serving."""
 
-    SETTINGS: ClassVar[tuple[str, ...]] = (
-        "cold_start_s",
-        "local_below",
-        "padding",
-        "scale_by",
-        "scale_kv",
-        "scale_target",
-        "scale_ttft_s",
-        "speculate_up_to",
-        "down_delay_s",
-        "draft_cost",
-        "allocation",
-        "acceptance",
-        "transfer_gb_s",
-    )
-
     speculate: str = "off"
     """Drafts that each sequence verifies in a step: a number, auto (as many as pay, by the engine's own rule) or off"""
-    acceptance: float = 0.7
+    acceptance: float = setting(0.7)
     """Chance that a draft is accepted, given that all before it were"""
-    draft_cost: float = 0.05
+    draft_cost: float = setting(0.05)
     """Time of one draft step as a share of the model's own"""
-    speculate_up_to: int | None = None
+    speculate_up_to: int | None = setting(None)
     """Sequences in a step above which nobody drafts"""
     prefill_replicas: int = 0
     """Further replicas that compute prompts for the others"""
-    local_below: int | None = None
+    local_below: int | None = setting(None)
     """Prompts of fewer tokens are computed where they are answered (default: those whose clients wait less then, by the
     router's rule)"""
-    transfer_gb_s: float | None = None
+    transfer_gb_s: float | None = setting(None)
     """Gigabytes a second of the link over which a prefill replica sends keys and values, all its devices together (default:
     the network of each of them)"""
-    allocation: Literal["paged", "contiguous"] = "paged"
+    allocation: Literal["paged", "contiguous"] = setting("paged")
     """How the KV cache is held: in blocks, or a whole --max-context reserved for each sequence, as engines did before paging"""
-    padding: bool = False
+    padding: bool = setting(False)
     """Compute batches as rectangles, as long as their longest member, as engines did before they packed tokens"""
     scale_to: int | None = None
     """Most replicas there may be: then their number follows the load, from --replicas on"""
-    scale_by: Literal["pending", "utilisation"] = "pending"
+    scale_by: Literal["pending", "utilisation"] = setting("pending")
     """What decides how many there should be"""
-    scale_target: float | None = None
+    scale_target: float | None = setting(None)
     """Pending requests a replica (default 16), or share of its time computing (default 0.7)"""
-    scale_kv: float | None = None
+    scale_kv: float | None = setting(None)
     """Share of a replica's KV blocks in use above which another is started, whatever else decides"""
-    scale_ttft_s: float | None = None
+    scale_ttft_s: float | None = setting(None)
     """Another is started when fewer than 95 % of the requests that wait would have a first token within this"""
-    cold_start_s: float = 60.0
+    cold_start_s: float = setting(60.0)
     """Seconds until a started replica serves"""
-    down_delay_s: float = 300.0
+    down_delay_s: float = setting(300.0)
     """Seconds for which fewer must suffice before one is stopped"""
 
     def guessing(self, seed: int) -> Guessing | None:

@@ -19,7 +19,7 @@ from penstock.cli.profile import profile_of_log
 from penstock.cli.tune.live import LiveServer
 from penstock.config import ModelConfig
 from penstock.errors import EngineError
-from penstock.metrics.summary import Slo
+from penstock.metrics.summary import Slo, Summary
 from penstock.tools.bench.client.counters import Counters
 from penstock.tools.bench.load import LoadShape, run_plan
 from penstock.tools.bench.plan import Ask, TrafficPlan
@@ -27,7 +27,6 @@ from penstock.tools.bench.report.figures import figures_of
 from penstock.tools.tune.setting import Setting
 
 if TYPE_CHECKING:
-    from penstock.metrics.summary import Summary
     from penstock.tools.cost.profile import Profile
 
 USERS = (2, 1, 4, 16, 8, 32)
@@ -56,7 +55,7 @@ def profile_live(
         return profile_of_log(path), summary
 
 
-async def _drive(server: LiveServer, plan_of: Callable[[str], TrafficPlan], seconds: float, factor: int) -> "Summary":
+async def _drive(server: LiveServer, plan_of: Callable[[str], TrafficPlan], seconds: float, factor: int) -> Summary:
     await server.open()
     if server.client is None or server.target is None:
         raise EngineError("the server that steps are measured on is gone")
@@ -69,7 +68,7 @@ async def _drive(server: LiveServer, plan_of: Callable[[str], TrafficPlan], seco
     return figures_of(measured, plan, server.target, NO_SLO, Counters()).summary
 
 
-def anchored(profile: "Profile", summary: "Summary", simulated: Callable[["Profile"], "Summary"]) -> "Profile":
+def anchored(profile: "Profile", summary: Summary, simulated: Callable[["Profile"], Summary]) -> "Profile":
     """The profile of a machine so much slower or faster that the simulated load takes what the measured one took."""
 
     def off(factor: float) -> float:

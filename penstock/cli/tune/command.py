@@ -3,32 +3,46 @@
 Puts the parts of `penstock.tools.tune` together; they are imported when the command runs.
 """
 
+import asyncio
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import uvloop
+
+from penstock.cli.bench.config import parse_slo
+from penstock.cli.tune.calibrate import anchored, profile_live
 from penstock.cli.tune.config import Config, TuneLoad
+from penstock.cli.tune.forks import forked_scores
+from penstock.cli.tune.kept import keep, tuned_path
+from penstock.cli.tune.kernels import run as run_kernels
+from penstock.cli.tune.live import NUM_FIRST_ROUNDS, NUM_LAST, LiveContest, LiveServer
 from penstock.config import EngineConfig
-from penstock.console.output import check_writable
+from penstock.console.files import check_writable
+from penstock.console.show import print_table, printable
 from penstock.errors import ConfigError
-
-if TYPE_CHECKING:
-    from penstock.cli.tune.live import LiveContest
-    from penstock.metrics.summary import Summary
-    from penstock.runtime.sizing import Sizing
-    from penstock.tools.bench.plan import TrafficPlan
-    from penstock.tools.cost.measured import MeasuredCost
-    from penstock.tools.cost.profile import Profile
-    from penstock.tools.sim.simulation import Fleet
-    from penstock.tools.tune.evidence import Tuned
-    from penstock.tools.tune.search import Loads, Ranked
-    from penstock.tools.tune.setting import Setting, TunedMachine
-    from penstock.tools.workload.trace import Trace
-    from penstock.tools.workload.workload import Recipe
+from penstock.metrics.summary import Summary
+from penstock.runtime.sizing import Sizing
+from penstock.tools.bench.plan import TrafficPlan, plan_of_recipe, plan_of_trace
+from penstock.tools.cost.layout import Layout
+from penstock.tools.cost.measured import MeasuredCost
+from penstock.tools.cost.profile import Profile
+from penstock.tools.measure.profiles import cost_of, measured_sizing, open_profile, versions
+from penstock.tools.measure.this_machine import machine_facts
+from penstock.tools.sim.simulation import Fleet, simulate
+from penstock.tools.tune.evidence import TriedSetting, Tuned
+from penstock.tools.tune.search import Loads, Ranked, SettingSearch, finalists, score, shares
+from penstock.tools.tune.setting import DEFAULT, Setting, TunedMachine, unsimulated
+from penstock.tools.tune.turns import LEAST_ROUNDS, NOISY_SPREAD, kendall_tau
+from penstock.tools.workload import lengths
+from penstock.tools.workload.asked import arrivals_of
+from penstock.tools.workload.trace import Trace
+from penstock.tools.workload.trace_files import read
+from penstock.tools.workload.workload import Recipe
 
 PROFILE_SHARE, MOST_PROFILE_S = 0.08, 45.0
 CALIBRATION_RATE = 20.0
@@ -53,11 +67,7 @@ SHARED_FRACTION = 0.85
 def run(config: Config) -> int:
     check_writable(config.out)
     if config.kernels:
-        from penstock.cli.tune.kernels import run as run_kernels
-
         return run_kernels(config)
-    from penstock.cli.tune.kept import keep, tuned_path
-
     tuned = Tuning(config).run()
     path = config.out or tuned_path(config.model.model)
     keep(path, tuned)
@@ -78,16 +88,10 @@ class TunedLoad:
     vocab_size: int
 
     @cached_property
-    def trace(self) -> "Trace | None":
-        from penstock.tools.workload.trace_files import read
-
+    def trace(self) -> Trace | None:
         return None if self.asked.trace is None else read(self.asked.trace)
 
-    def recipe(self, factor: float) -> "Recipe":
-        from penstock.tools.workload import lengths
-        from penstock.tools.workload.asked import arrivals_of
-        from penstock.tools.workload.workload import Recipe
-
+    def recipe(self, factor: float) -> Recipe:
         asked, rate = self.asked, self.rate * factor
         return Recipe(
             arrivals=arrivals_of(rate, asked.variation),
@@ -98,7 +102,7 @@ class TunedLoad:
             vocab_size=self.vocab_size,
         )
 
-    def part(self, factor: float, number: int) -> "Trace":
+    def part(self, factor: float, number: int) -> Trace:
         """A stretch of the trace as long as a run, another one for each number; round again at its end."""
         if self.trace is None:
             raise ConfigError("there is no trace to take a part of")
@@ -108,14 +112,12 @@ class TunedLoad:
         part = faster if num_parts == 1 else faster.window(start_s, start_s + self.run_s)
         return part.first(MOST_REQUESTS)
 
-    def loads(self, factor: float) -> "Loads":
+    def loads(self, factor: float) -> Loads:
         if self.trace is not None:
             return [self.part(factor, number).workload(self.vocab_size) for number in range(NUM_LOADS)]
         return [self.recipe(factor).make(self.asked.seed + number) for number in range(NUM_LOADS)]
 
-    def plan(self, factor: float, number: int, name: str) -> "TrafficPlan":
-        from penstock.tools.bench.plan import plan_of_recipe, plan_of_trace
-
+    def plan(self, factor: float, number: int, name: str) -> TrafficPlan:
         if self.trace is not None:
             return plan_of_trace(self.part(factor, number), name)
         return plan_of_recipe(self.recipe(factor), self.asked.seed + number, name)
@@ -133,8 +135,6 @@ class Tuning:
     """One run of the command."""
 
     def __init__(self, config: Config) -> None:
-        from penstock.cli.bench.config import parse_slo
-
         self.config = config
         self.slo = parse_slo(config.slo)
         self.begin_s = time.monotonic()
@@ -143,12 +143,7 @@ class Tuning:
         self._costs: dict[tuple[int, int], MeasuredCost] = {}
         """By replicas and ranks: what one simulation has worked out serves the others."""
 
-    def run(self) -> "Tuned":
-        from penstock.cli.tune.forks import forked_scores
-        from penstock.tools.sim.simulation import simulate
-        from penstock.tools.tune.search import SettingSearch, finalists, shares
-        from penstock.tools.tune.setting import DEFAULT, unsimulated
-
+    def run(self) -> Tuned:
         run_s = min(max(RUN_SHARE * 60.0 * self.config.minutes, RUN_S[0]), RUN_S[1])
         profile = self._profile(run_s)
         machine = self._machine(profile)
@@ -178,19 +173,11 @@ class Tuning:
 
     def _num_contenders(self, run_s: float) -> int:
         """As many as the time left lets be measured often enough, if a run takes so long."""
-        from penstock.cli.tune.live import NUM_FIRST_ROUNDS, NUM_LAST
-
         runs = (self.end_s - time.monotonic() - START_S) / (run_s + BETWEEN_S)
         first = runs - NUM_LAST_ROUNDS * (1 + NUM_LAST)
         return min(max(int(first / NUM_FIRST_ROUNDS) - 1, 1), 4)
 
-    def _profile(self, run_s: float) -> "Profile":
-        from penstock.cli.tune.calibrate import anchored, profile_live
-        from penstock.tools.measure.profiles import open_profile
-        from penstock.tools.measure.this_machine import machine_facts
-        from penstock.tools.sim.simulation import simulate
-        from penstock.tools.tune.setting import DEFAULT
-
+    def _profile(self, run_s: float) -> Profile:
         if self.config.profile is not None:
             return open_profile(self.config.profile)
         seconds = min(MOST_PROFILE_S, PROFILE_SHARE * 60.0 * self.config.minutes)
@@ -203,7 +190,7 @@ class Tuning:
             return profile
         sent = replace(load, vocab_size=profile.vocab_size).loads(1.0)[0]
 
-        def simulated(one: "Profile") -> "Summary":
+        def simulated(one: Profile) -> Summary:
             self._costs.clear()  # they are another profile's
             return simulate(self._fleet(one, DEFAULT), sent).summary
 
@@ -211,26 +198,15 @@ class Tuning:
         self._costs.clear()
         return found
 
-    def _machine(self, profile: "Profile") -> "TunedMachine":
-        from penstock.tools.tune.setting import TunedMachine
-
-        facts, sizing = profile.machine, self._sizing(profile)
+    def _machine(self, profile: Profile) -> TunedMachine:
+        facts, sizing = profile.machine, measured_sizing(profile)
         is_gpu = bool(facts.get("gpus")) and self.config.model.device != "cpu"
         processors, gpus = int(facts.get("num_processors", 1)), len(facts.get("gpus", ()))
         has_link = bool(profile.all_reduce) and not is_gpu
         return TunedMachine(is_gpu, processors, gpus, sizing.max_context, sizing, has_link)
 
-    def _sizing(self, profile: "Profile") -> "Sizing":
-        from penstock.tools.measure.profiles import measured_sizing
-
-        return measured_sizing(profile)
-
-    def _fleet(self, profile: "Profile", setting: "Setting") -> "Fleet":
+    def _fleet(self, profile: Profile, setting: Setting) -> Fleet:
         """Slow moments are left out: they would be the same for all. Replicas on one processor share it."""
-        from penstock.tools.cost.layout import Layout
-        from penstock.tools.measure.profiles import cost_of
-        from penstock.tools.sim.simulation import Fleet
-
         key = setting.replicas, setting.tensor
         if key not in self._costs:
             is_shared = setting.replicas > 1 and not profile.machine.get("gpus")
@@ -238,14 +214,11 @@ class Tuning:
             even = replace(profile, fitted=replace(fitted, slowdowns=()))
             self._costs[key] = cost_of(even, Layout(tensor=setting.tensor))
         engine = setting.engine(self.base)
-        sizing = setting.sizing(self._sizing(profile))
+        sizing = setting.sizing(measured_sizing(profile))
         return Fleet(engine, sizing, self._costs[key], num_replicas=setting.replicas, depth=profile.depth)
 
-    def _rate(self, profile: "Profile") -> float:
+    def _rate(self, profile: Profile) -> float:
         """As asked, or half of what the engine does at most."""
-        from penstock.tools.sim.simulation import simulate
-        from penstock.tools.tune.setting import DEFAULT
-
         if self.config.load.rate is not None or self.config.load.trace is not None:
             return self.config.load.rate or 1.0
         load = TunedLoad(self.config.load, 100.0, 1.0, profile.vocab_size)
@@ -253,10 +226,8 @@ class Tuning:
         requests = [replace(one, arrival_s=0.0) for one in at_once.requests]
         return max(0.5 * simulate(self._fleet(profile, DEFAULT), requests).summary.requests_per_s, 0.01)
 
-    def _is_like_with(self, room: str, profile: "Profile", settings: Sequence["Setting"], loads: "Loads") -> bool:
+    def _is_like_with(self, room: str, profile: Profile, settings: Sequence[Setting], loads: Loads) -> bool:
         """Whether servers that share the memory serve this load as each would with all of it."""
-        from penstock.tools.tune.search import score
-
         if not room:
             return False
         pairs = ((one, replace(one, kv_memory=one.kv_memory or room)) for one in settings)
@@ -265,19 +236,12 @@ class Tuning:
 
     def _contest(
         self,
-        settings: Sequence["Setting"],
+        settings: Sequence[Setting],
         load: TunedLoad,
         factor: float,
-        machine: "TunedMachine",
-        profile: "Profile",
-    ) -> "LiveContest":
-        import asyncio
-
-        import uvloop
-
-        from penstock.cli.tune.live import LiveContest, LiveServer
-        from penstock.tools.tune.setting import DEFAULT
-
+        machine: TunedMachine,
+        profile: Profile,
+    ) -> LiveContest:
         taking = (DEFAULT, *settings)
         room = room_for(machine.measured, taking)
         if not self._is_like_with(room, profile, taking, load.loads(factor)):
@@ -293,16 +257,11 @@ class Tuning:
     def _tuned(
         self,
         load: str,
-        ranked: Sequence["Ranked"],
-        settings: Sequence["Setting"],
-        live: "LiveContest",
-        winner: "Setting | None",
-    ) -> "Tuned":
-        from penstock.tools.measure.profiles import versions
-        from penstock.tools.measure.this_machine import machine_facts
-        from penstock.tools.tune.evidence import TriedSetting, Tuned
-        from penstock.tools.tune.turns import kendall_tau
-
+        ranked: Sequence[Ranked],
+        settings: Sequence[Setting],
+        live: LiveContest,
+        winner: Setting | None,
+    ) -> Tuned:
         predicted = {one.setting: one.score.good_fraction for one in ranked}
         means = {name: sum(values) / len(values) for name, values in live.good.items()}
         as_simulated = [replace(one, speculate=None) for one in settings]  # which knows no drafts either way
@@ -343,7 +302,7 @@ class Tuning:
             print(f"\rpenstock: simulating {done} of {total} ", end="", file=sys.stderr, flush=True)
 
 
-def room_for(measured: "Sizing", settings: Sequence["Setting"]) -> str:
+def room_for(measured: Sizing, settings: Sequence[Setting]) -> str:
     """Cache that each has if servers of all of them run at once; nothing where the machine is too small for that."""
     if not measured.free_bytes:
         return NO_MEMORY
@@ -355,10 +314,8 @@ def room_for(measured: "Sizing", settings: Sequence["Setting"]) -> str:
     return f"{min(room, most) >> 20}MiB" if room >= max(min(longest, most), *asked, 1) else ""
 
 
-def doubts_of(live: "LiveContest") -> list[str]:
+def doubts_of(live: LiveContest) -> list[str]:
     """Why what was measured may not hold."""
-    from penstock.tools.tune.turns import LEAST_ROUNDS, NOISY_SPREAD
-
     found = list(live.doubts)
     idle = sorted(live.idle_fractions)
     others = idle[len(idle) // 2] if idle else 0.0
@@ -375,9 +332,7 @@ def doubts_of(live: "LiveContest") -> list[str]:
     return found
 
 
-def report(tuned: "Tuned", path: Path) -> None:
-    from penstock.console.show import print_table, printable
-
+def report(tuned: Tuned, path: Path) -> None:
     def percent(value: float | None) -> str:
         return "" if value is None else f"{100 * value:.1f} %"
 

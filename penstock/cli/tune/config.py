@@ -5,6 +5,7 @@ from pathlib import Path
 
 from penstock.config import ModelConfig
 from penstock.errors import ConfigError
+from penstock.fields import check, leaf
 from penstock.tools.workload.asked import Asked
 
 
@@ -12,7 +13,7 @@ from penstock.tools.workload.asked import Asked
 class TuneLoad(Asked):
     """What is asked. Without a rate or a trace the load is what strains the default."""
 
-    rate: float | None = None
+    rate: float | None = leaf(None, above=0, most=1e6)
     """Requests a second to serve"""
     trace: Path | None = None
     """Recorded requests instead: a recording of `penstock serve --record`, Mooncake jsonl, Azure csv or BurstGPT csv"""
@@ -23,8 +24,6 @@ class TuneLoad(Asked):
         Asked.__post_init__(self)
         if self.rate is not None and self.trace is not None:
             raise ConfigError("--trace has times of its own; leave --rate")
-        if self.rate is not None and not 0.0 < self.rate <= 1e6:
-            raise ConfigError(f"--rate is {self.rate}; choose a number above 0")
         if self.turns != 1:
             raise ConfigError("tune measures single turns; give conversations with --trace, recorded by serve --record")
 
@@ -40,7 +39,7 @@ class Config:
 
     slo: str = "ttft<500ms,tpot<50ms"
     """Targets of a good request: ttft, tpot and e2e, in ms or s"""
-    minutes: float = 5.0
+    minutes: float = leaf(5.0, 0.5, 600)
     """How long it may take"""
     profile: Path | None = None
     """Step times as penstock profile measured them, instead of measuring now; an old profile may be of another time"""
@@ -56,7 +55,6 @@ class Config:
     load: TuneLoad = field(default_factory=TuneLoad)
 
     def __post_init__(self) -> None:
-        if not 0.5 <= self.minutes <= 600.0:
-            raise ConfigError(f"--minutes is {self.minutes:g}; choose 0.5 to 600")
+        check(self)
         if self.out is not None and self.out.suffix != ".toml":
             raise ConfigError(f"--out is {self.out}; name a .toml file: the evidence goes to a .json beside it")

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from penstock.console.output import cache_folder, write_file
+from penstock.console import config_file
+from penstock.console.files import cache_folder, write_file
 from penstock.errors import ConfigError
 from penstock.tools.measure.this_machine import fingerprint, machine_facts
 from penstock.tools.tune.evidence import Tuned, read_tuned, stale
@@ -40,8 +41,6 @@ def values_for(
     owner: type, model: str, asked: Mapping[str, Any], versions: Mapping[str, str]
 ) -> tuple[dict[str, Any], str]:
     """Values for leaves that are not asked otherwise, and a line that says so."""
-    from penstock.console import config_file
-
     found = find(model, versions)
     if found is None:
         return {}, ""

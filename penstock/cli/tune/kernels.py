@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from penstock.cli.plan.model import describe
 from penstock.cli.tune.config import Config
-from penstock.console.output import write_file
+from penstock.console.files import write_file
 from penstock.console.show import print_json, print_table
 from penstock.errors import ConfigError
 from penstock.tools.measure.this_machine import machine_facts

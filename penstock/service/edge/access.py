@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Protocol
 
-from penstock.config import is_loopback
+from penstock.service.config import is_loopback
 from penstock.service.edge.refusal import forbidden, no_key
 from penstock.service.edge.tokens import SignedTokens, read_jwt
 

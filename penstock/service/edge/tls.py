@@ -9,8 +9,8 @@ import logging
 import ssl
 from pathlib import Path
 
-from penstock.config import TlsConfig
 from penstock.errors import ConfigError
+from penstock.service.config import TlsConfig
 
 LOGGER = logging.getLogger(__name__)
 LOOK_S = 1.0

@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from penstock.config import ListenConfig, RouterConfig
 from penstock.service import kv_events
+from penstock.service.config import ListenConfig, RouterConfig
 from penstock.service.edge.access import Access, ApiKeys, is_public, key_of
 from penstock.service.edge.bodies import IN_FLIGHT, BodiesInFlight
 from penstock.service.edge.flow import StallWatch

@@ -6,8 +6,8 @@ What a relay asks of the router (`proxy/host.py`) is answered here; it decides b
 import asyncio
 import time
 
-from penstock.config import RouterConfig
 from penstock.errors import CapacityError
+from penstock.service.config import RouterConfig
 from penstock.service.edge.access import Access
 from penstock.service.edge.refusal import Refusal, unavailable
 from penstock.service.gateway.ticket import Spent

@@ -4,7 +4,7 @@ import asyncio
 import ssl
 from collections.abc import Callable, Iterator
 
-from penstock.config import RouterConfig
+from penstock.service.config import RouterConfig
 from penstock.service.gateway.settings import OUTSIDE
 from penstock.service.router.feed import BlockFollower
 from penstock.service.router.fleet import LiveFleet, LiveReplica

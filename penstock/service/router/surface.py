@@ -5,8 +5,8 @@ from typing import Protocol
 
 import msgspec
 
-from penstock.config import RouterConfig
 from penstock.metrics.exposition import CONTENT_TYPE
+from penstock.service.config import RouterConfig
 from penstock.service.router.fleet import LiveFleet, ReplicaState
 from penstock.service.router.gate import Gate
 from penstock.service.router.members import Members

@@ -1,7 +1,7 @@
 """Common mistakes of a deployment's settings: a table of rules over what is known of it. What is not known is not judged."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from penstock.errors import PenstockError
@@ -102,10 +102,6 @@ def setup_of(values: Mapping[str, Any]) -> Setup:
 
 def rules_data() -> list[dict[str, str]]:
     return [{"id": rule.id, "setting": rule.setting, "remedy": rule.remedy} for rule in RULES]
-
-
-def findings_data(findings: list[LintFinding]) -> list[dict[str, str]]:
-    return [asdict(one) for one in findings]
 
 
 def _when(condition: object, words: str) -> str | None:

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any
 
-from penstock.tools.advise.quiz import Wrong
 from penstock.tools.calculate.table import calculate, inputs_of
 
+Wrong = tuple[str, str]
+"""An answer, and why it is wrong."""
 Made = tuple[str, str, str, Sequence[Wrong]]
 
 

@@ -1,9 +1,10 @@
 """What is held: weights, keys and values, the users that fit, what prefixes and pages save, what it takes to move them."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 from penstock.errors import ConfigError
+from penstock.fields import setting
 from penstock.tools.calculate.sheet import Sheet, positive
 from penstock.tools.calculate.subject import DeviceInputs, DeviceNumbers, ModelInputs, ModelNumbers
 from penstock.tools.planner import figures
@@ -13,15 +14,13 @@ from penstock.tools.planner import figures
 class KvInputs(ModelInputs):
     """How large the KV cache grows."""
 
-    SETTINGS: ClassVar[tuple[str, ...]] = ("sequences", "used", "block")
-
     context: int = 4096
     """Tokens of a sequence"""
-    sequences: int = 1
+    sequences: int = setting(1)
     """Sequences held at once"""
-    used: int | None = None
+    used: int | None = setting(None)
     """Tokens that a sequence really has, where --context is reserved for it"""
-    block: int = 16
+    block: int = setting(16)
     """Tokens of a block, where the cache is paged"""
 
 
@@ -88,13 +87,11 @@ def memory(inputs: MemoryInputs, sheet: Sheet) -> None:
 class UsersInputs(ModelInputs, DeviceInputs):
     """How many users fit, by memory and by compute."""
 
-    SETTINGS: ClassVar[tuple[str, ...]] = ("devices", "overhead")
-
     context: int = 4096
     """Tokens that a user holds"""
-    overhead: float = 0.0
+    overhead: float = setting(0.0)
     """Bytes of a device that neither weights nor KV may have"""
-    devices: int = 1
+    devices: int = setting(1)
     """Devices of a group that share one copy of the model"""
     users: int | None = None
     """Users to serve"""
@@ -129,17 +126,15 @@ def users(inputs: UsersInputs, sheet: Sheet) -> None:
 class PrefixInputs(ModelInputs, DeviceInputs):
     """What a cached beginning saves."""
 
-    SETTINGS: ClassVar[tuple[str, ...]] = ("own", "prefix", "token_ms", "block", "requests")
-
-    prefix: int = 2000
+    prefix: int = setting(2000)
     """Tokens that all prompts begin with"""
-    own: int = 80
+    own: int = setting(80)
     """Tokens of a prompt after them"""
-    requests: int = 8
+    requests: int = setting(8)
     """Requests (a day)"""
-    block: int = 16
+    block: int = setting(16)
     """Tokens of a block"""
-    token_ms: float | None = None
+    token_ms: float | None = setting(None)
     """Time to compute one prompt token (default: by model and device)"""
 
 
@@ -177,17 +172,15 @@ Way = Literal["interconnect", "network"]
 class TransferInputs(ModelInputs):
     """How long keys and values take to travel from one device to another."""
 
-    SETTINGS: ClassVar[tuple[str, ...]] = ("way", "link", "moved")
-
     tokens: int = 2048
     """Tokens whose keys and values travel"""
-    link: float | None = None
+    link: float | None = setting(None)
     """Bytes a second of the link, one way (50e9)"""
     hardware: str = ""
     """A device by name, whose link is taken instead"""
-    way: Way = "network"
+    way: Way = setting("network")
     """Which of its links: to its peers in the machine, or to another machine"""
-    moved: float | None = None
+    moved: float | None = setting(None)
     """Bytes that travel, instead of a model's keys and values"""
 
 
@@ -223,15 +216,13 @@ def link_of(given: float | None, hardware: str, way: Way, sheet: Sheet) -> float
 class ColdstartInputs(ModelInputs):
     """How long a new replica takes until its first token."""
 
-    SETTINGS: ClassVar[tuple[str, ...]] = ("engine_s", "provision_s", "link", "moved")
-
-    provision_s: float = 60.0
+    provision_s: float = setting(60.0)
     """Seconds until the machine is there"""
-    link: float = 7e9
+    link: float = setting(7e9)
     """Bytes a second that weights are read with (disk 7e9, network 1e9)"""
-    engine_s: float = 20.0
+    engine_s: float = setting(20.0)
     """Seconds an engine takes to start beside that: imports, kernels, first step"""
-    moved: float | None = None
+    moved: float | None = setting(None)
     """Bytes of the weights, instead of a model's"""
 
 

@@ -2,9 +2,9 @@
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 from penstock.errors import ConfigError
+from penstock.fields import setting
 from penstock.tools.calculate.sheet import Sheet, positive
 from penstock.tools.planner import figures
 from penstock.tools.planner.money import HOURS_PER_MONTH, MILLION, Assumptions, break_even_requests
@@ -16,47 +16,33 @@ _ASSUMED = Assumptions()
 class CostInputs:
     """What a million tokens cost, and where hosting breaks even with an API."""
 
-    SETTINGS: ClassVar[tuple[str, ...]] = (
-        "api_each",
-        "hourly",
-        "hours",
-        "monthly",
-        "tokens_per_s",
-        "requests",
-        "engineer_hours",
-        "engineer_price",
-        "utilization",
-        "api_in",
-        "api_out",
-    )
-
-    hourly: float | None = None
+    hourly: float | None = setting(None)
     """Dollars an hour of all devices"""
-    monthly: float | None = None
+    monthly: float | None = setting(None)
     """Dollars a month of all devices, instead"""
-    tokens_per_s: float | None = None
+    tokens_per_s: float | None = setting(None)
     """Tokens a second that they make"""
     rate: float | None = None
     """Requests a second that they carry"""
-    utilization: float = _ASSUMED.utilization
+    utilization: float = setting(_ASSUMED.utilization)
     """Share of that which is used over a month"""
-    hours: float = HOURS_PER_MONTH
+    hours: float = setting(HOURS_PER_MONTH)
     """Hours of a month"""
-    engineer_hours: float = 0.0
+    engineer_hours: float = setting(0.0)
     """Hours a month somebody spends on it"""
-    engineer_price: float = _ASSUMED.engineer_price
+    engineer_price: float = setting(_ASSUMED.engineer_price)
     """Dollars an hour of that person"""
-    requests: float | None = None
+    requests: float | None = setting(None)
     """Requests a month"""
     prompt: float = 500.0
     """Tokens of a prompt"""
     answer: float = 200.0
     """Tokens of an answer"""
-    api_in: float | None = None
+    api_in: float | None = setting(None)
     """Dollars a million prompt tokens of an API"""
-    api_out: float | None = None
+    api_out: float | None = setting(None)
     """Dollars a million answer tokens of an API"""
-    api_each: float | None = None
+    api_each: float | None = setting(None)
     """Dollars a request of an API, instead"""
 
 

@@ -2,9 +2,9 @@
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 from penstock.errors import ConfigError
+from penstock.fields import check, setting
 from penstock.metrics.summary import Slo, percentiles
 from penstock.metrics.timeline import Outcome, Timeline
 from penstock.tools.calculate.sheet import Sheet, positive
@@ -17,13 +17,11 @@ KV_LIMIT = 0.95
 class MetricsInputs:
     """TPOT, ITL and goodput from the times of requests."""
 
-    SETTINGS: ClassVar[tuple[str, ...]] = ("request", "tpot_ms", "ttft_ms")
-
-    request: tuple[str, ...] = ()
+    request: tuple[str, ...] = setting(())
     """Times of a request in ms and its tokens: TTFT:E2E:TOKENS (200:2200:50)"""
-    ttft_ms: float = 500.0
+    ttft_ms: float = setting(500.0)
     """Longest time to the first token that counts as good"""
-    tpot_ms: float = 50.0
+    tpot_ms: float = setting(50.0)
     """Longest mean time between tokens that counts as good"""
 
 
@@ -67,11 +65,9 @@ def _timeline(text: str) -> Timeline:
 class QueueInputs:
     """How long requests wait, by how much of the capacity is asked for."""
 
-    SETTINGS: ClassVar[tuple[str, ...]] = ("capacity",)
-
     rate: float = 8.0
     """Requests that arrive a second (l)"""
-    capacity: float = 10.0
+    capacity: float = setting(10.0)
     """Requests that can be served a second (m)"""
 
 
@@ -93,13 +89,11 @@ def queue(inputs: QueueInputs, sheet: Sheet) -> None:
 class BatchingInputs:
     """What waiting for the longest answer of a batch costs."""
 
-    SETTINGS: ClassVar[tuple[str, ...]] = ("slots", "step_ms")
-
     answers: str = "7x50,1x500"
     """Answer lengths of a batch: 50,50,500, or 7x50,1x500"""
-    step_ms: float = 10.0
+    step_ms: float = setting(10.0)
     """Time of a step"""
-    slots: int = 8
+    slots: int = setting(8)
     """Sequences that run at once"""
 
 
@@ -136,20 +130,18 @@ def _counts(text: str) -> list[int]:
 class ShedInputs:
     """Whether the next request is let in."""
 
-    SETTINGS: ClassVar[tuple[str, ...]] = ("kv_asked", "kv_used", "queue")
-
-    queue: float = 0.9
+    queue: float = setting(0.9, 0, 1)
     """Share of the queue that is full"""
-    kv_used: float = 0.0
+    kv_used: float = setting(0.0, 0, 1)
     """Share of the KV cache that is held"""
-    kv_asked: float = 0.0
+    kv_asked: float = setting(0.0, 0, 1)
     """Share of it that the request may come to need"""
+
+    def __post_init__(self) -> None:
+        check(self)
 
 
 def shed(inputs: ShedInputs, sheet: Sheet) -> None:
-    for name in ("queue", "kv_used", "kv_asked"):
-        if not 0.0 <= getattr(inputs, name) <= 1.0:
-            raise ConfigError(f"{name.replace('_', '-')} is {getattr(inputs, name)}; choose a share from 0 to 1")
     chance = figures.shed_chance(inputs.queue)
     is_over = inputs.kv_used + inputs.kv_asked > KV_LIMIT
     sheet.put("chance", chance, "share", "refused, by the queue", "(queue - .8) / .2 above .8")
@@ -161,9 +153,7 @@ def shed(inputs: ShedInputs, sheet: Sheet) -> None:
 class SamplingInputs:
     """How temperature, top-k and top-p reshape the next token's probabilities."""
 
-    SETTINGS: ClassVar[tuple[str, ...]] = ("probabilities", "tail")
-
-    probabilities: str = ".42,.15,.12,.08,.06"
+    probabilities: str = setting(".42,.15,.12,.08,.06")
     """Probabilities of the likeliest tokens, with commas between; what they lack to 1 is the tail"""
     temperature: float = 1.0
     """Divides the logits: below 1 sharper, above 1 flatter"""
@@ -171,7 +161,7 @@ class SamplingInputs:
     """Keep so many of the likeliest"""
     top_p: float = 1.0
     """Keep the likeliest until they hold this share"""
-    tail: int = 0
+    tail: int = setting(0)
     """Tokens that the rest is spread over evenly; 0 leaves the tail out"""
 
 

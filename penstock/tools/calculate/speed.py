@@ -1,9 +1,9 @@
 """How fast: a decode step and a prompt, the two roofs of a device, traffic of attention, rounds of speculation."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from penstock.errors import ConfigError
+from penstock.fields import setting
 from penstock.tools.calculate.sheet import Sheet, positive
 from penstock.tools.calculate.subject import DeviceInputs, DeviceNumbers, ModelInputs, ModelNumbers
 from penstock.tools.cost.hardware import find
@@ -98,19 +98,17 @@ def _room(inputs: ThroughputInputs, model: ModelNumbers, device: DeviceNumbers, 
 class RooflineInputs(DeviceInputs):
     """Which of the two roofs holds a piece of work back: memory or compute."""
 
-    SETTINGS: ClassVar[tuple[str, ...]] = ("columns", "work", "moved", "bits", "rows")
-
-    rows: int = 0
+    rows: int = setting(0)
     """Rows of a matrix"""
-    columns: int = 0
+    columns: int = setting(0)
     """Columns of it"""
     batch: int = 1
     """Vectors it is multiplied with"""
-    bits: float = 16.0
+    bits: float = setting(16.0)
     """Bits a number of it"""
-    work: float | None = None
+    work: float | None = setting(None)
     """Operations, instead of a matrix"""
-    moved: float | None = None
+    moved: float | None = setting(None)
     """Bytes moved, instead of a matrix"""
     seconds: float | None = None
     """Time it took, to tell what share of the peaks was reached"""
@@ -145,15 +143,13 @@ def roofline(inputs: RooflineInputs, sheet: Sheet) -> None:
 class AttentionInputs:
     """What tiling saves of the traffic of exact attention, one layer."""
 
-    SETTINGS: ClassVar[tuple[str, ...]] = ("tile", "head_dim", "heads")
-
     tokens: int = 2048
     """Tokens of the prompt (N)"""
-    heads: int = 1
+    heads: int = setting(1)
     """Attention heads"""
-    head_dim: int = 128
+    head_dim: int = setting(128)
     """Numbers in a head (d)"""
-    tile: int = 256
+    tile: int = setting(256)
     """Queries of a tile"""
     hardware: str = ""
     """A device by name, whose roofs tell how long it takes"""
@@ -186,26 +182,17 @@ def attention(inputs: AttentionInputs, sheet: Sheet) -> None:
 class SpeculationInputs:
     """How many tokens a checked draft gives, and what is gained."""
 
-    SETTINGS: ClassVar[tuple[str, ...]] = (
-        "draft_parameters",
-        "drafts",
-        "step_ms",
-        "parameters",
-        "draft_cost",
-        "acceptance",
-    )
-
-    acceptance: float = 0.8
+    acceptance: float = setting(0.8)
     """Share of drafted tokens that the model accepts (alpha)"""
-    drafts: int = 5
+    drafts: int = setting(5)
     """Tokens drafted for one check (gamma)"""
-    draft_cost: float | None = None
+    draft_cost: float | None = setting(None)
     """What drafting one token costs, as a share of a step of the model (default: draft-parameters / parameters, else 0)"""
-    draft_parameters: float | None = None
+    draft_parameters: float | None = setting(None)
     """Parameters of the draft model"""
-    parameters: float | None = None
+    parameters: float | None = setting(None)
     """Parameters of the model"""
-    step_ms: float | None = None
+    step_ms: float | None = setting(None)
     """A decode step without speculation"""
 
 
@@ -238,11 +225,9 @@ def speculation(inputs: SpeculationInputs, sheet: Sheet) -> None:
 class HierarchyInputs:
     """How long bytes take from each place they can lie in."""
 
-    SETTINGS: ClassVar[tuple[str, ...]] = ("moved",)
-
     hardware: str = "h100"
     """A device by name"""
-    moved: float = 1e9
+    moved: float = setting(1e9)
     """Bytes to read"""
 
 

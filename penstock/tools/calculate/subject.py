@@ -3,9 +3,10 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, Literal
+from typing import Literal
 
 from penstock.errors import ConfigError
+from penstock.fields import setting
 from penstock.runtime.models import catalog
 from penstock.runtime.models.spec import GQA, ModelSpec, MoE
 from penstock.tools.calculate.sheet import Sheet, positive
@@ -23,25 +24,23 @@ _TEXTBOOK_BITS: dict[str, float] = {"fp32": 32, "bf16": 16, "fp16": 16, "fp8": 8
 class ModelInputs:
     """A model by name, or by its numbers."""
 
-    SETTINGS: ClassVar[tuple[str, ...]] = ("hidden", "kv_heads", "layers", "bits", "head_dim", "heads", "parameters")
-
     model: str = ""
     """A published model by name (llama-3-70b, qwen3-8b, ...), which gives the numbers below"""
-    parameters: float | None = None
+    parameters: float | None = setting(None)
     """Parameters of the model (70e9)"""
-    layers: int | None = None
+    layers: int | None = setting(None)
     """Layers of the model"""
-    heads: int | None = None
+    heads: int | None = setting(None)
     """Attention heads of a layer"""
-    kv_heads: int | None = None
+    kv_heads: int | None = setting(None)
     """Heads of a layer that have keys and values of their own"""
-    head_dim: int | None = None
+    head_dim: int | None = setting(None)
     """Numbers in a head"""
-    hidden: int | None = None
+    hidden: int | None = setting(None)
     """Numbers in the vector between layers (d_model)"""
     weights: WeightFormat = "bf16"
     """How weights are held"""
-    bits: float | None = None
+    bits: float | None = setting(None)
     """Bits a weight, instead of --weights"""
     kv: KvFormat = "bf16"
     """How keys and values are held"""
@@ -177,15 +176,13 @@ def _grouped(spec: ModelSpec) -> GQA:
 class DeviceInputs:
     """A device by name, or by its numbers."""
 
-    SETTINGS: ClassVar[tuple[str, ...]] = ("bandwidth", "flops", "memory")
-
     hardware: str = ""
     """A device by name (h100, a100, l4, ...), which gives the numbers below"""
-    bandwidth: float | None = None
+    bandwidth: float | None = setting(None)
     """Bytes a second that its memory is read with (3.35e12)"""
-    flops: float | None = None
+    flops: float | None = setting(None)
     """Dense operations a second (989e12)"""
-    memory: float | None = None
+    memory: float | None = setting(None)
     """Bytes of memory (80e9)"""
 
 

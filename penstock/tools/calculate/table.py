@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass, fields
 from difflib import get_close_matches
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from penstock.docstrings import field_docstrings
 from penstock.errors import ConfigError
+from penstock.fields import field_docstrings
 from penstock.tools.calculate import memory, money, service, speed
 from penstock.tools.calculate.sheet import Sheet, merged
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 from penstock.runtime.core.batch import Batch
 from penstock.runtime.models.spec import GQA, GatedMLP, ModelSpec, MoE
 from penstock.tools.cost.hardware import Ceilings, NumberFormat
-from penstock.tools.cost.roofline import expected_experts
+from penstock.tools.cost.roofline import Sight, expected_experts, pairs_and_reach
 
 
 class PartWork(NamedTuple):
@@ -35,7 +35,7 @@ def work_by_part(spec: ModelSpec, batch: Batch, weight_bytes: float, kv_bytes: f
         if isinstance(attention, GQA):
             width, kv_width = attention.num_heads * attention.head_dim, attention.num_kv_heads * attention.head_dim
             sizes = {"qkv": spec.hidden_size * (width + 2 * kv_width), "out": spec.hidden_size * width}
-            positions, pairs = _seen(batch, attention.window)
+            pairs, positions = pairs_and_reach(batch.chunks, Sight(attention.window, attention.causal))
             moved = positions * 2 * kv_width * kv_bytes
             found["attention"] = found["attention"].plus(PartWork(moved, 4.0 * width * pairs))
         else:
@@ -54,14 +54,3 @@ def work_by_part(spec: ModelSpec, batch: Batch, weight_bytes: float, kv_bytes: f
     for name in LINEARS:
         found["linears"] = found.get("linears", NO_WORK).plus(found[name])
     return found
-
-
-def _seen(batch: Batch, window: int | None) -> tuple[int, int]:
-    """Positions read and query-key pairs scored, by one layer."""
-    positions = pairs = 0
-    for chunk in batch.chunks:
-        end = chunk.start + chunk.length
-        positions += end if window is None else min(end, window + chunk.length)
-        whole = chunk.length * end - chunk.length * (chunk.length - 1) // 2
-        pairs += whole if window is None else min(whole, chunk.length * window)
-    return positions, pairs

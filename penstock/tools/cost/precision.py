@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from penstock.errors import ConfigError
+from penstock.fields import check, leaf
 from penstock.tools.cost.hardware import Ceilings, NumberFormat
 
 WeightFormat = Literal["bf16", "fp16", "fp32", "fp8", "int8", "int4"]
@@ -17,16 +17,14 @@ _WHOLE: tuple[NumberFormat, ...] = ("bf16", "fp16", "fp32")
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    weight_bytes: float = 2.0
+    weight_bytes: float = leaf(2.0, above=0, most=8)
     """Bytes a weight, scales of its group included."""
-    kv_bytes: float = 2.0
+    kv_bytes: float = leaf(2.0, above=0, most=8)
     """Bytes a key or value number."""
     compute: NumberFormat = "bf16"
 
     def __post_init__(self) -> None:
-        for name in ("weight_bytes", "kv_bytes"):
-            if not 0.0 < getattr(self, name) <= 8.0:
-                raise ConfigError(f"{name} is {getattr(self, name)}; choose a number above 0, at most 8")
+        check(self)
 
 
 def precision_of(weights: WeightFormat, kv: KvFormat, ceilings: Ceilings) -> Precision:

@@ -19,6 +19,7 @@ from penstock.tools.cost.warmth import Cooling
 
 VERSION = 4
 MAX_PROFILE_BYTES = 1 << 24
+RAMPS = ("device", "host", "cold")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,9 +49,7 @@ class Profile:
         data = {"penstock_profile": VERSION, **asdict(self)}
         data["all_reduce"] = [each.as_data() for each in self.all_reduce]
         data["fitted"] |= {
-            "device": [_written(ramp) for ramp in self.fitted.device],
-            "host": [_written(ramp) for ramp in self.fitted.host],
-            "cold": [_written(ramp) for ramp in self.fitted.cold],
+            **{name: [_written(ramp) for ramp in getattr(self.fitted, name)] for name in RAMPS},
             "most": self.fitted.most._asdict(),
             "slowdowns": [[slowdown.seconds, slowdown.factor] for slowdown in self.fitted.slowdowns],
         }
@@ -70,9 +69,7 @@ def read_profile(text: str, name: str) -> Profile:
             **data,
             all_reduce=all_reduce,
             fitted=Fitted(
-                device=tuple(_ramp(row) for row in fitted["device"]),
-                host=tuple(_ramp(row) for row in fitted["host"]),
-                cold=tuple(_ramp(row) for row in fitted["cold"]),
+                **{name: tuple(_ramp(row) for row in fitted[name]) for name in RAMPS},
                 cooling=_cooling(fitted["cooling"]),
                 overlaps=bool(fitted["overlaps"]),
                 most=Features(**{key: int(value) for key, value in fitted["most"].items()}),

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-from penstock.errors import ConfigError
+from penstock.fields import check, leaf
 from penstock.runtime.core.batch import Batch, Chunk
 from penstock.runtime.models.spec import ModelSpec, MoE
 from penstock.tools.cost.cost import moved
@@ -34,19 +34,17 @@ class Overhead:
     """Time that no roof explains. The defaults fit decode steps of 0.6B, 8B and 30B-A3B models, 1 to 128 sequences, as our
     engine takes them on an H200: benchmarks/results/gpu-*.json."""
 
-    layer_s: float = 18e-6
+    layer_s: float = leaf(18e-6, 0, 60, unit="seconds")
     """A layer's launches, ramps and tails."""
-    sequence_s: float = 0.15e-6
+    sequence_s: float = leaf(0.15e-6, 0, 60, unit="seconds")
     """What a layer takes longer for each sequence that draws a token."""
-    host_s: float = 250e-6
+    host_s: float = leaf(250e-6, 0, 60, unit="seconds")
     """Schedule, sample and hand over tokens, each step."""
     overlaps: bool = True
     """The host works while the device does: the longer of the two counts, not their sum."""
 
     def __post_init__(self) -> None:
-        for name in ("layer_s", "sequence_s", "host_s"):
-            if not 0.0 <= getattr(self, name) < 60.0:
-                raise ConfigError(f"{name} is {getattr(self, name)}; choose 0 to 60 seconds")
+        check(self)
 
 
 _ACTIVATION_BYTES = {"fp32": 4.0}
@@ -83,7 +81,7 @@ class StepParts(NamedTuple):
     """Sums and exchanges between devices, hops between stages."""
 
 
-class _Sight(NamedTuple):
+class Sight(NamedTuple):
     """Which positions a query sees. Layers with equal sight are counted together."""
 
     window: int | None
@@ -91,7 +89,7 @@ class _Sight(NamedTuple):
 
 
 class _AttentionKind(NamedTuple):
-    sight: _Sight
+    sight: Sight
     flops_per_pair: float
     bytes_per_position: float
     """Over all layers of this kind."""
@@ -197,10 +195,10 @@ class Roofline:
     @property
     def is_summing(self) -> bool:
         """Every layer sees everything, so that sums of lengths say all."""
-        return all(kind.sight == _Sight(None, True) for kind in self._attention)
+        return all(kind.sight == Sight(None, True) for kind in self._attention)
 
     def sum_s(self, num_sequences: int, num_positions: int, prompts: Sequence[Chunk]) -> float:
-        pairs, reach = _seen(prompts, self._attention[0].sight)
+        pairs, reach = pairs_and_reach(prompts, self._attention[0].sight)
         work = Work(
             num_sequences + sum([chunk.length for chunk in prompts]),
             num_sequences + sum([1 + chunk.num_drafts for chunk in prompts if chunk.samples]),
@@ -231,7 +229,7 @@ class Roofline:
     def work(self, batch: Batch) -> Work:
         """Add up a batch. Chunk fields are read by position: this runs for every chunk of every simulated step."""
         chunks = batch.chunks
-        seen = [_seen(chunks, kind.sight) for kind in self._attention]
+        seen = [pairs_and_reach(chunks, kind.sight) for kind in self._attention]
         return Work(
             num_tokens=sum([chunk[2] for chunk in chunks]),
             num_drawn=sum([1 + chunk[7] for chunk in chunks if chunk[5]]),
@@ -289,7 +287,7 @@ def expected_experts(num_experts: int, num_active: int, num_tokens: int) -> floa
     return num_experts * (1.0 - (1.0 - num_active / num_experts) ** num_tokens)
 
 
-def _seen(chunks: Iterable[Chunk], sight: _Sight) -> tuple[int, int]:
+def pairs_and_reach(chunks: Iterable[Chunk], sight: Sight) -> tuple[int, int]:
     """Query-key pairs and KV positions of a batch.
 
     A causal query at position p sees p + 1 keys, so a chunk of positions start .. end - 1 scores
@@ -317,11 +315,11 @@ def _seen(chunks: Iterable[Chunk], sight: _Sight) -> tuple[int, int]:
 
 
 def _seen_run(batch: Batch, window: int, num_steps: int) -> list[tuple[int, int]]:
-    """As `_seen` for each of a run of steps under a window: a single token sees min(end, window) keys, which grows until the
-    window is full."""
+    """As `pairs_and_reach` for each of a run of steps under a window: a single token sees min(end, window) keys, which grows
+    until the window is full."""
     if any(chunk.length != 1 for chunk in batch.chunks):
-        sight = _Sight(window, True)
-        return [_seen(moved(batch, number).chunks, sight) for number in range(num_steps)]
+        sight = Sight(window, True)
+        return [pairs_and_reach(moved(batch, number).chunks, sight) for number in range(num_steps)]
     total = sum([min(chunk.start + 1, window) for chunk in batch.chunks])
     rooms = sorted([window - chunk.start - 1 for chunk in batch.chunks], reverse=True)
     num_growing = len(rooms)
@@ -335,11 +333,11 @@ def _seen_run(batch: Batch, window: int, num_steps: int) -> list[tuple[int, int]
 
 
 def _attention_kinds(spec: ModelSpec, kv_bytes: float, layout: Layout) -> tuple[_AttentionKind, ...]:
-    flops: dict[_Sight, float] = {}
-    moved: dict[_Sight, float] = {}
+    flops: dict[Sight, float] = {}
+    moved: dict[Sight, float] = {}
     for layer in spec.layers:
         attention = layer.attention
-        sight = _Sight(attention.window, attention.causal)
+        sight = Sight(attention.window, attention.causal)
         flops[sight] = flops.get(sight, 0.0) + attention.flops_per_pair / layout.tensor
         read = attention.kv_values_per_token * kv_bytes / layout.kv_shards(attention)
         moved[sight] = moved.get(sight, 0.0) + read

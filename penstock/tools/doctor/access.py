@@ -11,7 +11,6 @@ ACCESS: tuple[Rule, ...] = (
         verdict=Verdict.FAULT,
         weight=104,
         symptom="this address cannot be reached",
-        reads=("metrics_status",),
         condition=lambda signs: signs.metrics_status == UNREACHABLE,
         evidence=lambda signs: (
             "its name is not known, its network cannot be reached, or no connection came about in time"
@@ -24,7 +23,6 @@ ACCESS: tuple[Rule, ...] = (
         verdict=Verdict.FAULT,
         weight=102,
         symptom="no server listens at this address",
-        reads=("metrics_status",),
         condition=lambda signs: signs.metrics_status == REFUSED,
         evidence=lambda signs: "its machine refused the connection",
         remedy="start it with penstock serve, or give the --host and --port it was started with; if it ran a moment ago, "
@@ -36,7 +34,6 @@ ACCESS: tuple[Rule, ...] = (
         verdict=Verdict.FAULT,
         weight=100,
         symptom="the server accepts connections but does not answer",
-        reads=("metrics_status",),
         condition=lambda signs: signs.metrics_status == SILENT,
         evidence=lambda signs: "connected, asked for /metrics, and no answer came in time",
         remedy="its process hangs, is stopped (state T in ps: kill -CONT) or gets no processor: look at it on its machine, "
@@ -48,7 +45,6 @@ ACCESS: tuple[Rule, ...] = (
         verdict=Verdict.FAULT,
         weight=99,
         symptom="the answer from this address is not understood",
-        reads=("metrics_status",),
         condition=lambda signs: signs.metrics_status == UNINTELLIGIBLE,
         evidence=lambda signs: "the connection broke off, or what came was no HTTP",
         remedy="see that the port is the server's and that http or https is what it speaks; behind a proxy, ask the "
@@ -60,7 +56,6 @@ ACCESS: tuple[Rule, ...] = (
         verdict=Verdict.FAULT,
         weight=98,
         symptom="the server refuses the doctor",
-        reads=("metrics_status",),
         condition=lambda signs: signs.metrics_status in (401.0, 403.0),
         evidence=lambda signs: f"/metrics answers {signs.metrics_status:.0f}",
         remedy="give the server's key with --api-key; after 403 serve with --allowed-host for the name it is called by",
@@ -71,7 +66,6 @@ ACCESS: tuple[Rule, ...] = (
         verdict=Verdict.FAULT,
         weight=96,
         symptom="the address answers but has no metrics",
-        reads=("metrics_status",),
         condition=lambda signs: signs.metrics_status >= 300.0 and signs.metrics_status not in (401.0, 403.0),
         evidence=lambda signs: f"/metrics answers {signs.metrics_status:.0f}",
         remedy="give the address of the server itself, not a proxy in front of it, and no path after the port",

@@ -4,9 +4,10 @@ Servers of other makers say nothing of it; then every sign is NaN, and no rule m
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
-from penstock.metrics.page import Page, sum_of
+from penstock.metrics.page import Page
+from penstock.tools.doctor.page import Change
 
 HOST = "penstock_host_processor_seconds_total"
 ENERGY = ("penstock_gpu_energy_joules_total", "penstock_host_energy_joules_total")
@@ -15,8 +16,10 @@ ENERGY = ("penstock_gpu_energy_joules_total", "penstock_host_energy_joules_total
 def machine_signs(before: Page, after: Page, window_s: float) -> dict[str, float]:
     """By name of the sign."""
 
+    change = Change(before, after, window_s)
+
     def gone(name: str, **labels: str) -> float:
-        return _sum(after, name, labels) - _sum(before, name, labels)
+        return change.count(name, lambda own: labels.items() <= own.items())
 
     def now(name: str, pick: Callable[[list[float]], float] = sum) -> float:
         values = [sample.value for sample in after.get(name, ())]
@@ -59,14 +62,6 @@ def machine_signs(before: Page, after: Page, window_s: float) -> dict[str, float
         "mfu": _share(2.0 * parameters * computed / window_s, now("penstock_machine_flops", max)),
         "mbu": _share(read / window_s, now("penstock_machine_bytes_per_second", max)),
     }
-
-
-def _sum(page: Page, name: str, labels: Mapping[str, str]) -> float:
-    if not labels:
-        found = sum_of(page, name)
-        return math.nan if found is None else found
-    values = [one.value for one in page.get(name, ()) if labels.items() <= one.labels.items()]
-    return sum(values) if values else math.nan
 
 
 def _share(part: float, whole: float) -> float:

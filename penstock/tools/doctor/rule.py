@@ -2,10 +2,13 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 from penstock.tools.doctor.finding import Finding, ServiceLayer, Verdict
 from penstock.tools.doctor.signs import Signs
+
+_SIGNS = frozenset(sign.name for sign in fields(Signs)) - {"window_s", "missing"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,11 +19,15 @@ class Rule:
     weight: int
     """Heavier findings are reported first: they are likelier the cause of the others."""
     symptom: str
-    reads: tuple[str, ...]
-    """The signs that condition and evidence look at; where one of them is NaN the rule is silent."""
     condition: Callable[[Signs], bool]
     evidence: Callable[[Signs], str]
     remedy: str
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """The signs that condition and evidence look at, by their code; where one of them is NaN the rule is silent."""
+        looks: tuple[Any, ...] = (self.condition, self.evidence)
+        return _SIGNS.intersection(name for look in looks for name in look.__code__.co_names)
 
     def holds(self, signs: Signs) -> bool:
         return not any(math.isnan(getattr(signs, sign)) for sign in self.reads) and self.condition(signs)

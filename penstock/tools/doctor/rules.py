@@ -31,7 +31,6 @@ RULES: tuple[Rule, ...] = (
         verdict=Verdict.FAULT,
         weight=94,
         symptom="the engine does not answer",
-        reads=("health_status",),
         condition=lambda signs: signs.health_status >= 500.0,
         evidence=lambda signs: f"/health answers {signs.health_status:.0f}: the model loads, restarts or is shut down",
         remedy="read the last lines the server printed; if steps are merely long raise hang-s, "
@@ -43,7 +42,6 @@ RULES: tuple[Rule, ...] = (
         verdict=Verdict.FAULT,
         weight=92,
         symptom="the engine is alive but no token comes through",
-        reads=("health_status", "ready_status"),
         condition=lambda signs: signs.health_status == 200.0 and signs.ready_status >= 500.0,
         evidence=lambda signs: f"/health answers 200, /readyz {signs.ready_status:.0f}: no token within two seconds",
         remedy="if every step takes seconds lower --max-batch-tokens; else stop the server and read what it prints",
@@ -54,7 +52,6 @@ RULES: tuple[Rule, ...] = (
         verdict=Verdict.FAULT,
         weight=90,
         symptom="requests run but no step ends",
-        reads=("num_running_before", "num_running", "steps_per_s"),
         condition=lambda signs: signs.num_running_before > 0 and signs.num_running > 0 and signs.steps_per_s == 0,
         evidence=lambda signs: f"{signs.num_running:.0f} running, no step in {signs.window_s:.1f} s",
         remedy="the engine is replaced after hang-s of silence; if prompts are long lower --max-batch-tokens",
@@ -65,7 +62,6 @@ RULES: tuple[Rule, ...] = (
         verdict=Verdict.FAULT,
         weight=88,
         symptom="the server was restarted during the measurement",
-        reads=("has_restarted",),
         condition=lambda signs: signs.has_restarted == 1.0,
         evidence=lambda signs: f"counters fell within {signs.window_s:.1f} s",
         remedy="see who ends it: its supervisor's log, or the kernel's for lack of memory (then lower --memory-fraction)",
@@ -76,7 +72,6 @@ RULES: tuple[Rule, ...] = (
         verdict=Verdict.FAULT,
         weight=86,
         symptom="the engine dies and is replaced",
-        reads=("num_new_restarts", "num_restarts"),
         condition=lambda signs: signs.num_new_restarts > 0,
         evidence=lambda signs: (
             f"{signs.num_new_restarts:.0f} new engines in {signs.window_s:.1f} s, "
@@ -91,7 +86,6 @@ RULES: tuple[Rule, ...] = (
         verdict=Verdict.WARNING,
         weight=30,
         symptom="the engine was replaced earlier",
-        reads=("num_new_restarts", "num_restarts"),
         condition=lambda signs: signs.num_restarts > 0 and signs.num_new_restarts == 0,
         evidence=lambda signs: (
             f"{signs.num_restarts:.0f} engines since the first, none in the last {signs.window_s:.1f} s"
@@ -104,7 +98,6 @@ RULES: tuple[Rule, ...] = (
         verdict=Verdict.FAULT,
         weight=84,
         symptom="requests end in errors",
-        reads=("num_errors", "num_ended"),
         condition=lambda signs: signs.num_errors > 0.01 * signs.num_ended,
         evidence=lambda signs: f"{signs.num_errors:.0f} of {signs.num_ended:.0f} that ended",
         remedy="read what the server printed; with deadlines set by clients, serve with --order deadline",
@@ -115,7 +108,6 @@ RULES: tuple[Rule, ...] = (
         verdict=Verdict.FAULT,
         weight=82,
         symptom="answers are server errors",
-        reads=("num_server_faults", "num_answers"),
         condition=lambda signs: signs.num_server_faults > 0,
         evidence=lambda signs: (
             f"{signs.num_server_faults:.0f} of {signs.num_answers:.0f} answers are 5xx other than 503"
@@ -128,7 +120,6 @@ RULES: tuple[Rule, ...] = (
         verdict=Verdict.FAULT,
         weight=80,
         symptom="requests are refused for lack of room",
-        reads=("refused_per_s", "started_per_s"),
         condition=lambda signs: signs.refused_per_s > 0,
         evidence=lambda signs: f"{signs.refused_per_s:,.1f} refused and {signs.started_per_s:,.1f} begun a second",
         remedy="add a replica or slow the clients down by Retry-After; if waiting longer is better than being refused "
@@ -140,7 +131,6 @@ RULES: tuple[Rule, ...] = (
         verdict=Verdict.FAULT,
         weight=71,
         symptom="requests arrive faster than they are served",
-        reads=("num_waiting_before", "num_waiting", "started_per_s"),
         condition=lambda signs: (
             signs.num_waiting - signs.num_waiting_before >= FEW and signs.num_waiting > signs.started_per_s
         ),
@@ -157,7 +147,6 @@ RULES: tuple[Rule, ...] = (
         verdict=Verdict.WARNING,
         weight=76,
         symptom="the KV cache is full, so requests wait",
-        reads=("num_waiting_before", "num_waiting", "kv_usage_fraction", "num_kv_tokens"),
         condition=lambda signs: (
             signs.num_waiting_before > 0 and signs.num_waiting > 0 and signs.kv_usage_fraction >= 0.9
         ),
@@ -174,7 +163,6 @@ RULES: tuple[Rule, ...] = (
         verdict=Verdict.WARNING,
         weight=74,
         symptom="sequences are preempted for lack of KV blocks and computed again",
-        reads=("preemptions_per_s", "ended_per_s", "kv_usage_fraction"),
         condition=lambda signs: signs.preemptions_per_s > 0.05 * signs.ended_per_s,
         evidence=lambda signs: (
             f"{signs.preemptions_per_s:,.2f} a second beside {signs.ended_per_s:,.2f} requests ended; "
@@ -189,7 +177,6 @@ RULES: tuple[Rule, ...] = (
         verdict=Verdict.WARNING,
         weight=72,
         symptom="requests wait although the KV cache has room",
-        reads=("num_waiting_before", "num_waiting", "num_running", "kv_usage_fraction"),
         condition=lambda signs: (
             signs.num_waiting_before >= FEW and signs.num_waiting >= FEW and signs.kv_usage_fraction < 0.7
         ),
@@ -206,7 +193,6 @@ RULES: tuple[Rule, ...] = (
         verdict=Verdict.WARNING,
         weight=70,
         symptom="requests wait long before they start",
-        reads=("queue_p95_s",),
         condition=lambda signs: signs.queue_p95_s > 1.0,
         evidence=lambda signs: f"one in twenty waits over {signs.queue_p95_s:.1f} s",
         remedy="add a replica; --order priority or --order fair lets some come first, --max-waiting refuses sooner",
@@ -217,7 +203,6 @@ RULES: tuple[Rule, ...] = (
         verdict=Verdict.WARNING,
         weight=60,
         symptom="the server's own loop is late",
-        reads=("health_s",),
         condition=lambda signs: signs.health_s > LATE_S,
         evidence=lambda signs: f"/health took {_ms(signs.health_s)} both times",
         remedy="run penstock doctor on that machine: its cores are taken, throttled, or the network is slow",
@@ -228,7 +213,6 @@ RULES: tuple[Rule, ...] = (
         verdict=Verdict.WARNING,
         weight=56,
         symptom="long prompts stall the streams of others",
-        reads=("itl_p50_s", "itl_p99_s", "prompt_tokens_per_s"),
         condition=lambda signs: (
             signs.itl_p99_s > READING_S and signs.itl_p99_s > 8 * signs.itl_p50_s and signs.prompt_tokens_per_s > 0
         ),
@@ -244,7 +228,6 @@ RULES: tuple[Rule, ...] = (
         verdict=Verdict.WARNING,
         weight=54,
         symptom="steps take far longer than the hardware needs",
-        reads=("itl_mean_s", "floor_s"),
         condition=lambda signs: signs.itl_mean_s > 3 * signs.floor_s,
         evidence=lambda signs: (
             f"{_ms(signs.itl_mean_s)} between tokens, {signs.itl_mean_s / signs.floor_s:,.1f} times "
@@ -259,7 +242,6 @@ RULES: tuple[Rule, ...] = (
         verdict=Verdict.WARNING,
         weight=52,
         symptom="tokens come slowly, and the hardware is at its limit",
-        reads=("itl_mean_s", "floor_s"),
         condition=lambda signs: signs.itl_mean_s > CHAT_S and signs.itl_mean_s <= 1.5 * signs.floor_s,
         evidence=lambda signs: f"{_ms(signs.itl_mean_s)} between tokens, the roofline says {_ms(signs.floor_s)}",
         remedy="read fewer bytes a step (--weights fp8, --kv fp8, a smaller model), run fewer at once (--max-sequences), "
@@ -271,7 +253,6 @@ RULES: tuple[Rule, ...] = (
         verdict=Verdict.WARNING,
         weight=50,
         symptom="answers come slower than people read",
-        reads=("itl_p50_s", "num_running"),
         condition=lambda signs: signs.itl_p50_s > READING_S,
         evidence=lambda signs: f"{_ms(signs.itl_p50_s)} between tokens at the median, {signs.num_running:,.0f} running",
         remedy="name the machine with --hardware to learn whether it is the limit; run fewer at once (--max-sequences), "
@@ -283,7 +264,6 @@ RULES: tuple[Rule, ...] = (
         verdict=Verdict.WARNING,
         weight=48,
         symptom="prompts take long to compute",
-        reads=("prefill_mean_s", "prompt_mean_tokens"),
         condition=lambda signs: signs.prefill_mean_s > 2.0,
         evidence=lambda signs: f"{signs.prefill_mean_s:.1f} s for {signs.prompt_mean_tokens:,.0f} tokens in the mean",
         remedy="shorten prompts or let them begin alike (--prefix-caching), raise --max-batch-tokens if few run at once, "
@@ -295,7 +275,6 @@ RULES: tuple[Rule, ...] = (
         verdict=Verdict.WARNING,
         weight=46,
         symptom="long prompts find nothing in the prefix cache",
-        reads=("hit_fraction", "prompt_mean_tokens", "prefill_mean_s"),
         condition=lambda signs: (
             signs.hit_fraction < 0.05 and signs.prompt_mean_tokens >= 256 and signs.prefill_mean_s > 0.2
         ),
@@ -312,7 +291,6 @@ RULES: tuple[Rule, ...] = (
         verdict=Verdict.WARNING,
         weight=44,
         symptom="clients give up before their answer ends",
-        reads=("num_aborts", "num_ended"),
         condition=lambda signs: signs.num_aborts >= FEW and signs.num_aborts > 0.2 * signs.num_ended,
         evidence=lambda signs: f"{signs.num_aborts:.0f} of {signs.num_ended:.0f} that ended were given up",
         remedy="compare the clients' time limits with the times below, and let them stream; if their readers stalled, "
@@ -324,7 +302,6 @@ RULES: tuple[Rule, ...] = (
         verdict=Verdict.WARNING,
         weight=42,
         symptom="answers are ready but clients do not read them",
-        reads=("num_unread_before", "num_unread", "num_calls"),
         condition=lambda signs: (
             signs.num_unread_before >= FEW and signs.num_unread >= FEW and signs.num_unread > 0.25 * signs.num_calls
         ),
@@ -339,7 +316,6 @@ RULES: tuple[Rule, ...] = (
         verdict=Verdict.WARNING,
         weight=40,
         symptom="clients are rejected for their key, host or origin",
-        reads=("num_locked_out", "num_answers"),
         condition=lambda signs: signs.num_locked_out >= FEW and signs.num_locked_out > 0.05 * signs.num_answers,
         evidence=lambda signs: f"{signs.num_locked_out:.0f} of {signs.num_answers:.0f} answers are 401 or 403",
         remedy="give clients a key the server knows (--api-key); after 403 allow their --allowed-host or allowed-origin",
@@ -350,7 +326,6 @@ RULES: tuple[Rule, ...] = (
         verdict=Verdict.WARNING,
         weight=38,
         symptom="clients send requests that cannot be served",
-        reads=("num_bad_requests", "num_answers"),
         condition=lambda signs: signs.num_bad_requests >= FEW and signs.num_bad_requests > 0.2 * signs.num_answers,
         evidence=lambda signs: f"{signs.num_bad_requests:.0f} of {signs.num_answers:.0f} answers are 4xx",
         remedy="read the message of such an answer, and /docs of the server; --max-context and max-body-mib bound sizes",

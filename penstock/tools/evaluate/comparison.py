@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock.errors import ConfigError
-from penstock.tools.evaluate.intervals import Estimate, compare_shares, judge, ratio_of_sums
+from penstock.tools.evaluate.intervals import Estimate, Verdict, compare_shares, judge, ratio_of_sums
 
 
 def compare(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -34,39 +34,31 @@ def _perplexity(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str
     lost = [a - b for (_, a), (_, b) in zip(first["windows"], second["windows"])]
     difference = ratio_of_sums(lost, counts)
     ratio = Estimate(*(math.exp(min(each, 50.0)) - 1 for each in difference))
-    return {
-        "measure": "perplexity",
-        "a": first["perplexity"],
-        "b": second["perplexity"],
-        "change": round(ratio.value, 6),
-        "interval": [round(ratio.low, 6), round(ratio.high, 6)],
-        "verdict": judge(difference, less_is_better=True),
-    }
+    return _line("perplexity", first, second, ratio, judge(difference, less_is_better=True))
 
 
 def _accuracy(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
     if len(first["right"]) != len(second["right"]):
         raise ConfigError("the reports have different numbers of questions; measure both on the same")
     difference, verdict = compare_shares(list(map(bool, first["right"])), list(map(bool, second["right"])))
-    return {
-        "measure": "accuracy",
-        "a": first["accuracy"],
-        "b": second["accuracy"],
-        "change": round(difference.value, 4),
-        "interval": [round(difference.low, 4), round(difference.high, 4)],
-        "verdict": verdict,
-    }
+    return _line("accuracy", first, second, difference, verdict, 4)
 
 
 def _plain(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
     """Divergences are compared by their intervals alone: only their sums were kept."""
     (a_low, a_high), (b_low, b_high) = first["kl_interval"], second["kl_interval"]
     difference = Estimate(second["kl"] - first["kl"], b_low - a_high, b_high - a_low)
-    return {
-        "measure": "kl",
-        "a": first["kl"],
-        "b": second["kl"],
-        "change": round(difference.value, 6),
-        "interval": [round(difference.low, 6), round(difference.high, 6)],
-        "verdict": judge(difference, less_is_better=True),
-    }
+    return _line("kl", first, second, difference, judge(difference, less_is_better=True))
+
+
+def _line(
+    measure: str,
+    first: Mapping[str, Any],
+    second: Mapping[str, Any],
+    change: Estimate,
+    verdict: Verdict,
+    digits: int = 6,
+) -> dict[str, Any]:
+    value, low, high = (round(each, digits) for each in change)
+    line = {"measure": measure, "a": first[measure], "b": second[measure], "change": value, "interval": [low, high]}
+    return line | {"verdict": verdict}

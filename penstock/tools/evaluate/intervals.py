@@ -4,11 +4,10 @@ import math
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
+from penstock.tools.bench.report.interval import student_95
+
 Verdict = Literal["better", "worse", "within chance"]
 NORMAL_95 = 1.959963984540054
-STUDENT_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
-"""Two-sided, by degrees of freedom from 1."""
-STUDENT_MORE = ((15, 2.131), (20, 2.086), (30, 2.042), (60, 2.000))
 
 
 class Estimate(NamedTuple):
@@ -41,15 +40,8 @@ def ratio_of_sums(sums: Sequence[float], counts: Sequence[int]) -> Estimate:
         return Estimate(mean, -math.inf, math.inf)
     squares = math.fsum((each - mean * count) ** 2 for each, count in zip(sums, counts))
     error = math.sqrt(squares * clusters / (clusters - 1)) / number
-    half = student(clusters - 1) * error
+    half = student_95(clusters - 1) * error
     return Estimate(mean, mean - half, mean + half)
-
-
-def student(freedom: int) -> float:
-    if freedom <= len(STUDENT_95):
-        return STUDENT_95[freedom - 1]
-    below = [value for most, value in STUDENT_MORE if freedom <= most]
-    return below[0] if below else NORMAL_95
 
 
 def judge(difference: Estimate, *, less_is_better: bool) -> Verdict:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from penstock.tools.bench.report.page import STYLE, table
+from penstock.tools.bench.report.page import legend, table, whole_page
 from penstock.tools.bench.report.plot import NUM_COLOURS, Line, plot
 from penstock.tools.evaluate.summary import WORKLOADS
 
@@ -15,21 +15,15 @@ RUNNERS = {"Decoder": "torch, floats", "NativeDecoder": "the native library, pac
 
 def page_of(report: Report) -> str:
     title = f"{report['before']['model']} as {report['format'] or report['after']['model']}"
-    return "\n".join(
-        [
-            '<!doctype html><html lang="en"><head><meta charset="utf-8">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f"<title>{escape(title)}</title><style>{STYLE}</style></head><body>",
-            f"<h1>{escape(title)}</h1>",
-            f"<p><strong>{escape(report['recommendation'])}.</strong></p>",
-            table(("", "before", "after", "after / before"), rows_of(report)),
-            _quality(report),
-            f'<div class="plots">{_plots(report)}</div>',
-            _legend(report),
-            _strata(report),
-            "</body></html>",
-        ]
-    )
+    parts = [
+        f"<p><strong>{escape(report['recommendation'])}.</strong></p>",
+        table(("", "before", "after", "after / before"), rows_of(report)),
+        _quality(report),
+        f'<div class="plots">{_plots(report)}</div>',
+        legend(matrices_of(report)),
+        _strata(report),
+    ]
+    return whole_page(title, parts)
 
 
 def rows_of(report: Report) -> list[tuple[str, ...]]:
@@ -105,14 +99,6 @@ def _plots(report: Report) -> str:
 
 def matrices_of(report: Report) -> list[str]:
     return sorted({name for each in report["layers"] for name in each if name != "layer"})
-
-
-def _legend(report: Report) -> str:
-    items = "".join(
-        f'<li><span class="c{number % NUM_COLOURS}"></span>{escape(name)}</li>'
-        for number, name in enumerate(matrices_of(report))
-    )
-    return f'<ul class="legend">{items}</ul>' if items else ""
 
 
 def _strata(report: Report) -> str:

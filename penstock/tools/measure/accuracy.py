@@ -19,6 +19,7 @@ from penstock.tools.workload.workload import Workload
 NUM_DRAWS = 200
 LIKELY = 0.9
 """Share of chance that a range of errors spans."""
+TIMES = ("ttft", "tpot", "e2e")
 RATES = {"output_tokens_per_s": "output tokens/s"}
 """Figures that are no times."""
 
@@ -35,24 +36,15 @@ class MeasuredRun(NamedTuple):
 
     @classmethod
     def of(cls, timelines: Sequence[Timeline], duration_s: float) -> "MeasuredRun":
-        return cls(
-            [time for one in timelines if (time := one.ttft_s) is not None],
-            [time for one in timelines if (time := one.tpot_s) is not None],
-            [time for one in timelines if (time := one.e2e_s) is not None],
-            sum(one.num_tokens for one in timelines),
-            duration_s,
-        )
+        each = ([getattr(one, f"{name}_s") for one in timelines] for name in TIMES)
+        ttft, tpot, e2e = ([time for time in times if time is not None] for times in each)
+        return cls(ttft, tpot, e2e, sum(one.num_tokens for one in timelines), duration_s)
 
     @classmethod
     def joined(cls, runs: Sequence["MeasuredRun"]) -> "MeasuredRun":
         """All of them, one after the other."""
-        return cls(
-            [time for run in runs for time in run.ttft],
-            [time for run in runs for time in run.tpot],
-            [time for run in runs for time in run.e2e],
-            sum(run.num_tokens for run in runs),
-            sum(run.duration_s for run in runs),
-        )
+        ttft, tpot, e2e = ([time for run in runs for time in getattr(run, name)] for name in TIMES)
+        return cls(ttft, tpot, e2e, sum(run.num_tokens for run in runs), sum(run.duration_s for run in runs))
 
 
 class Measurement(NamedTuple):
@@ -146,7 +138,7 @@ def likely(errors: Sequence[float]) -> tuple[float, float]:
 def figures_of(runs: Sequence[MeasuredRun]) -> dict[str, float]:
     """Seconds, and tokens a second, over the requests of all these."""
     figures: dict[str, float] = {}
-    for name in ("ttft", "tpot", "e2e"):
+    for name in TIMES:
         reported = percentiles([time for run in runs for time in getattr(run, name)])
         figures |= {f"{name}_p50_s": reported.p50, f"{name}_p95_s": reported.p95}
     duration_s = sum(run.duration_s for run in runs)

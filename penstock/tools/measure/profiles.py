@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from penstock.config import EngineConfig
+from penstock.console.files import read_text
 from penstock.errors import ConfigError
 from penstock.runtime.core.features import StepTime
 from penstock.runtime.core.kinds.groups import BlockGroup, CacheGroups
@@ -52,13 +53,7 @@ def step_writer(path: Path | None, measuring: Measuring) -> Callable[[StepTime],
 
 
 def open_profile(path: Path) -> Profile:
-    try:
-        with path.open("rb") as file:
-            text = file.read(MAX_PROFILE_BYTES).decode()
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}; make a profile with penstock profile") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is no profile; make one with penstock profile") from error
+    text = read_text(path, "make a profile with penstock profile", MAX_PROFILE_BYTES)
     return read_profile(text, str(path))
 
 

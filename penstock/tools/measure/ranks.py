@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from penstock.console.output import write_file
+from penstock.console.files import write_file
 from penstock.tools.cost.all_reduce import AllReduce, read_all_reduce
 
 LOGGER = logging.getLogger(__name__)

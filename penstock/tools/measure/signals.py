@@ -152,11 +152,8 @@ class GpuSignals:
     def _gauges(self, handle: Any) -> Iterator[tuple[str, str, float | None]]:
         ask = self._ask
         yield "clock_hertz", "Clock of the multiprocessors", _scaled(ask("DeviceGetClockInfo", handle, 1), 1e6)
-        yield (
-            "max_clock_hertz",
-            "Highest clock of the multiprocessors",
-            _scaled(ask("DeviceGetMaxClockInfo", handle, 1), 1e6),
-        )
+        most = _scaled(ask("DeviceGetMaxClockInfo", handle, 1), 1e6)
+        yield "max_clock_hertz", "Highest clock of the multiprocessors", most
         yield from self._memory(handle)
         yield "power_watts", "Power it takes", _scaled(ask("DeviceGetPowerUsage", handle), 1e-3)
         yield "power_limit_watts", "Power it may take", _scaled(ask("DeviceGetEnforcedPowerLimit", handle), 1e-3)

@@ -16,7 +16,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from penstock.console.output import cache_folder, write_file
+from penstock.console.files import cache_folder, write_file
 from penstock.errors import ConfigError
 from penstock.tools.cost import hardware as devices
 from penstock.tools.cost.hardware import Ceilings, Flops, Hardware

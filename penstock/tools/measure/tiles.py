@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from penstock.console.output import cache_folder
+from penstock.console.files import cache_folder
 
 TILES_VERSION = 1
 MAX_ROWS = 4096

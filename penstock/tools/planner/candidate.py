@@ -16,7 +16,7 @@ from penstock.tools.cost.layout import Layout
 from penstock.tools.cost.memory import activation_bytes, kv_fraction, reserve_bytes, weight_bytes
 from penstock.tools.cost.precision import Precision
 from penstock.tools.cost.roofline import Roofline, roofline
-from penstock.tools.sim.adapters import NO_ADAPTERS, AskedAdapters, ShelfRoom, adapted
+from penstock.tools.sim.adapters import NO_ADAPTERS, AskedAdapters, adapted
 from penstock.tools.sim.simulation import Fleet
 
 
@@ -127,8 +127,7 @@ class Candidate:
     def fleet(self, num_copies: int = 1) -> Fleet:
         """Every copy of the model is an engine of its own."""
         depth = self.measured.depth if self.measured else 1
-        asked = self.adapters
-        shelf = ShelfRoom(asked.num_slots, asked.load_s(self.spec)) if asked.adapters else None
+        shelf = self.adapters.shelf(self.spec)
         return Fleet(self.engine, self.sizing, self.step_cost, num_copies, depth=depth, shelf=shelf)
 
     @property

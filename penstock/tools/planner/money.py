@@ -2,9 +2,10 @@
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from penstock.errors import ConfigError
+from penstock.fields import check, setting
 from penstock.runtime.core.batch import Batch, Chunk
 from penstock.tools.cost.cost import Cost
 
@@ -22,40 +23,23 @@ PURCHASE = {"on-demand": 1.0, "reserved": 0.6, "spot": 0.35}
 class Assumptions:
     """What self-hosting is weighed with."""
 
-    SETTINGS: ClassVar[tuple[str, ...]] = (
-        "api_batch",
-        "api_cached",
-        "engineer_hours",
-        "engineer_price",
-        "utilization",
-        "api_in",
-        "api_out",
-    )
-
-    utilization: float = 0.7
+    utilization: float = setting(0.7, above=0, most=1)
     """Share of its capacity that a fleet is used at, over a month"""
-    engineer_hours: float = 20.0
+    engineer_hours: float = setting(20.0, 0, 1e6)
     """Hours a month somebody spends on it"""
-    engineer_price: float = 100.0
+    engineer_price: float = setting(100.0, 0, 1e6)
     """Dollars an hour of that person"""
-    api_in: float | None = None
+    api_in: float | None = setting(None, 0, 1e6)
     """Dollars a million prompt tokens of the API to compare with"""
-    api_out: float | None = None
+    api_out: float | None = setting(None, 0, 1e6)
     """Dollars a million answer tokens of the API to compare with"""
-    api_cached: float | None = None
+    api_cached: float | None = setting(None, 0, 1e6)
     """Dollars a million prompt tokens that were sent before, where the API has a price for them"""
-    api_batch: float = 1.0
+    api_batch: float = setting(1.0, 0, 1)
     """Share of its prices that the API asks, such as 0.5 for batches"""
 
     def __post_init__(self) -> None:
-        if not 0.0 < self.utilization <= 1.0:
-            raise ConfigError(f"utilization is {self.utilization}; choose a share above 0, at most 1")
-        if not 0.0 <= self.api_batch <= 1.0:
-            raise ConfigError(f"api-batch is {self.api_batch}; choose a share from 0 to 1")
-        for name in ("engineer_hours", "engineer_price", "api_in", "api_out", "api_cached"):
-            value = getattr(self, name)
-            if value is not None and not 0.0 <= value <= 1e6:
-                raise ConfigError(f"{name.replace('_', '-')} is {value}; choose 0 or more")
+        check(self)
         if (self.api_in is None) != (self.api_out is None):
             raise ConfigError("an API has a price for prompts and one for answers; give api-in and api-out")
 

@@ -60,7 +60,6 @@ def explore(spec: ModelSpec, search_space: SearchSpace, demand: Demand, slo: Slo
         if plain.layout.pipeline > 1 and kind in fitting:
             continue  # stages are for what a tensor group does not hold
         try:
-            _check_capacity(plain, demand)
             found.append(_with_best_limits(plain, demand, slo))
             fitting.add(kind)
         except ConfigError as error:
@@ -82,7 +81,6 @@ def explore_file(
                 asked: dict[str, Any] = {"max_context": search_space.max_context, "adapters": search_space.adapters}
                 plain = Candidate(spec, hardware, layout, "file", "bf16", precision, **asked)
                 try:
-                    _check_capacity(plain, demand)
                     found.append(_with_best_limits(plain, demand, slo))
                 except ConfigError as error:
                     rejected.append(Rejected(plain.name, str(error)))
@@ -141,7 +139,8 @@ def _check_capacity(candidate: Candidate, demand: Demand) -> None:
 
 
 def _with_best_limits(plain: Candidate, demand: Demand, slo: Slo) -> Found:
-    """The smallest limits whose bound is nearly the best."""
+    """The smallest limits whose bound is nearly the best. Raises ConfigError if it does not fit."""
+    _check_capacity(plain, demand)
     options = []
     for sequences in SEQUENCES:
         for budget in BUDGETS:

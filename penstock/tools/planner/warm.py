@@ -8,6 +8,7 @@ generated any part of it: such requests, with what they have generated as part o
 from collections.abc import Iterator
 from dataclasses import replace
 from random import Random
+from typing import NamedTuple
 
 from penstock.runtime.core.batch import Batch, Chunk
 from penstock.runtime.core.request import Request, SamplingParams
@@ -30,14 +31,10 @@ def warm_start(candidate: Candidate, demand: Demand, workload: Workload, rate: f
     return Warm(Workload((*before, *after), workload.later), start_s)
 
 
-class Warm:
-    """`start_s` is when the first request of the workload itself may come."""
-
-    __slots__ = ("start_s", "workload")
-
-    def __init__(self, workload: Workload, start_s: float) -> None:
-        self.workload = workload
-        self.start_s = start_s
+class Warm(NamedTuple):
+    workload: Workload
+    start_s: float
+    """When the first request of the workload itself may come."""
 
 
 def _inside(demand: Demand, count: int, vocab_size: int) -> Iterator[Request]:

@@ -39,10 +39,6 @@ def encode(dtype: str, rows: Floats, importance: Importance = None) -> Bytes:
     return packed
 
 
-def can_encode(dtype: str) -> bool:
-    return dtype in _ENCODERS
-
-
 def fits(dtype: str, num_columns: int) -> bool:
     return num_columns % BLOCKS[dtype].num_values == 0
 

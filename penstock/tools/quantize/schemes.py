@@ -35,10 +35,6 @@ class Scheme:
     overrides: Mapping[str, Encoding] = field(default_factory=dict)
     """By tensor name, where a search has chosen."""
 
-    @property
-    def needs_calibration(self) -> bool:
-        return self.methods[0] != "round"
-
     def choose(self, tensor: str, parameter: str, spec: ModelSpec, num_columns: int, dims: int) -> Encoding:
         """`parameter` is our name of what the tensor is part of."""
         plain = BlockEncoding("F32" if self.gguf else "BF16")

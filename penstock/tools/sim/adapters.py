@@ -7,9 +7,9 @@ batch has follows from how requests choose among them.
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-from penstock.errors import ConfigError
+from penstock.fields import check, leaf, setting
 from penstock.runtime.core.batch import Batch, Chunk
 from penstock.runtime.models.adapters import adapter_bytes
 from penstock.runtime.models.spec import ModelSpec
@@ -29,24 +29,17 @@ READ_BYTES_PER_S = 3.0e9
 class AskedAdapters:
     """Adapters that requests ask for."""
 
-    SETTINGS: ClassVar[tuple[str, ...]] = ("adapter_rank", "adapter_skew")
-
-    adapters: int = 0
+    adapters: int = leaf(0, 0, 100_000)
     """Adapters over the model, each asked for as a model of its own (0: the model alone is asked for)"""
-    adapter_rank: int = 16
+    adapter_rank: int = setting(16, 1, 512)
     """Rank of their matrices, which change all linears"""
-    adapter_skew: Literal["zipf", "uniform"] = "zipf"
+    adapter_skew: Literal["zipf", "uniform"] = setting("zipf")
     """How requests choose among them: each half, a third, a quarter ... as often as the first, or all alike"""
-    max_adapters: int = 8
+    max_adapters: int = leaf(8, 1, 4096)
     """Adapters on the device at once; others wait until they are read"""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.adapters <= 100_000:
-            raise ConfigError(f"--adapters is {self.adapters}; choose 0 to 100,000")
-        if not 1 <= self.adapter_rank <= 512:
-            raise ConfigError(f"adapter-rank is {self.adapter_rank}; choose 1 to 512")
-        if not 1 <= self.max_adapters <= 4096:
-            raise ConfigError(f"--max-adapters is {self.max_adapters}; choose 1 to 4096")
+        check(self)
 
     @property
     def shares(self) -> tuple[float, ...]:
@@ -67,6 +60,9 @@ class AskedAdapters:
     def load_s(self, spec: ModelSpec) -> float:
         """Until an adapter that lies in its file alone is on the device."""
         return adapter_bytes(spec, self.adapter_rank) / READ_BYTES_PER_S
+
+    def shelf(self, spec: ModelSpec) -> "ShelfRoom | None":
+        return ShelfRoom(self.num_slots, self.load_s(spec)) if self.adapters else None
 
 
 NO_ADAPTERS = AskedAdapters()

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from penstock.errors import ConfigError
+from penstock.fields import check, leaf
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,19 +26,19 @@ class Scaling:
     target: float = 16.0
     """Pending requests a replica, or share of its time that it computes, to hold"""
     by: Literal["pending", "utilisation"] = "pending"
-    cold_start_s: float = 60.0
+    cold_start_s: float = leaf(60.0, 0, 1e6, unit="seconds")
     """From the decision to the first request served"""
-    down_delay_s: float = 300.0
+    down_delay_s: float = leaf(300.0, 0, 1e6, unit="seconds")
     """How long less must suffice before a replica is stopped"""
-    interval_s: float = 5.0
+    interval_s: float = leaf(5.0, 0.01, 1e6, unit="seconds")
     """Between two checks"""
-    kv_target: float | None = None
+    kv_target: float | None = leaf(None, above=0, most=1)
     """Share of a replica's KV blocks in use to hold; None asks for no replica because of them"""
-    ttft_s: float | None = None
+    ttft_s: float | None = leaf(None, above=0, most=1e6, unit="seconds")
     """First tokens of waiting requests are to come within this; None predicts none"""
-    attainment: float = 0.95
+    attainment: float = leaf(0.95, above=0, most=1)
     """Of them, the share that must"""
-    window_s: float = 0.0
+    window_s: float = leaf(0.0, 0, 1e6, unit="seconds")
     """In so much time replicas at most double, four more at least, whatever is asked for; 0 sets no bound"""
 
     def __post_init__(self) -> None:
@@ -49,14 +50,7 @@ class Scaling:
         if not self.target > 0.0 or (self.by == "utilisation" and not self.target <= 1.0):
             bound = "above 0, at most 1" if self.by == "utilisation" else "above 0"
             raise ConfigError(f"the target of scaling by {self.by} is {self.target}; choose a number {bound}")
-        for name in ("kv_target", "attainment"):
-            if getattr(self, name) is not None and not 0.0 < getattr(self, name) <= 1.0:
-                raise ConfigError(f"scaling's {name} is {getattr(self, name)}; choose a share above 0, at most 1")
-        if self.ttft_s is not None and not 0.0 < self.ttft_s <= 1e6:
-            raise ConfigError(f"scaling's ttft_s is {self.ttft_s}; choose seconds above 0")
-        for name, least in (("cold_start_s", 0.0), ("down_delay_s", 0.0), ("interval_s", 0.01), ("window_s", 0.0)):
-            if not least <= getattr(self, name) <= 1e6:
-                raise ConfigError(f"scaling's {name} is {getattr(self, name)}; choose {least:g} seconds or more")
+        check(self)
 
 
 class Pressure(NamedTuple):

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from penstock.errors import ConfigError
+from penstock.fields import check, leaf
 from penstock.tools.workload.arrivals import Arrivals, AtOnce, Constant, Gamma, Poisson
 from penstock.tools.workload.workload import Conversation, SharedPrefix
 
@@ -18,24 +19,19 @@ class Asked:
     """Answer tokens, written likewise, or sharegpt-answers"""
     shared_prefix: int | None = None
     """Tokens that prompts begin with in common, before those of their own"""
-    turns: int = 1
+    turns: int = leaf(1, 1, 1000)
     """Turns of a conversation, each with all before it as its history; numbers are then of conversations"""
-    think_s: float = 0.0
+    think_s: float = leaf(0.0, 0, 1e6, unit="seconds")
     """Seconds between an answer and the next turn, or the next question of a user"""
     arrivals: Literal["poisson", "constant", "gamma"] = "poisson"
     """Gaps between arrivals: of independent users, even, or in bursts"""
-    burstiness: float | None = None
+    burstiness: float | None = leaf(None, 0, 100)
     """Spread of the gaps over their mean, in place of --arrivals: 0 is even, 1 poisson, 2 comes in bursts"""
     seed: int = 0
     """The same seed gives the same load"""
 
     def __post_init__(self) -> None:
-        if not 1 <= self.turns <= 1000:
-            raise ConfigError(f"--turns is {self.turns}; choose 1 to 1000")
-        if not 0.0 <= self.think_s <= 1e6:
-            raise ConfigError(f"--think-s is {self.think_s}; choose 0 or more seconds")
-        if self.burstiness is not None and not 0.0 <= self.burstiness <= 100.0:
-            raise ConfigError(f"--burstiness is {self.burstiness}; choose 0 to 100")
+        check(self)
         if self.burstiness is not None and self.arrivals == "constant":
             raise ConfigError(
                 "--burstiness is the spread of gaps that --arrivals constant makes even; leave one of the two"

@@ -10,6 +10,7 @@ from random import Random
 from typing import NamedTuple
 
 from penstock.errors import ConfigError
+from penstock.fields import check, leaf
 from penstock.runtime.core.request import Request, SamplingParams
 from penstock.tools.workload.arrivals import Arrivals
 from penstock.tools.workload.lengths import Lengths
@@ -140,9 +141,9 @@ class People:
 
     tenants: tuple[float, ...] = ()
     """Share of the requests that each tenant sends; they need not add up to 1."""
-    urgent_fraction: float = 0.0
+    urgent_fraction: float = leaf(0.0, 0, 1)
     """Share of the requests with priority 1; the others have 0."""
-    num_sessions: int = 0
+    num_sessions: int = leaf(0, 0, 10_000_000)
     """Sessions that requests belong to; those of one begin with the same shared prefix. 0: one for each conversation."""
     adapters: tuple[float, ...] = ()
     """Share of the requests that ask for each adapter; none asks for one if there are none."""
@@ -150,10 +151,7 @@ class People:
     def __post_init__(self) -> None:
         if any(not 0.0 < share < math.inf for share in self.tenants) or len(self.tenants) > 10_000:
             raise ConfigError(f"tenants send {self.tenants} of the requests; choose numbers above 0, one a tenant")
-        if not 0.0 <= self.urgent_fraction <= 1.0:
-            raise ConfigError(f"the share of urgent requests is {self.urgent_fraction}; choose 0 to 1")
-        if not 0 <= self.num_sessions <= 10_000_000:
-            raise ConfigError(f"{self.num_sessions} sessions: choose 0 or more")
+        check(self)
 
     def tenant(self, random: Random) -> str:
         if not self.tenants:
@@ -176,19 +174,16 @@ class Recipe:
     prompts: Lengths
     """Of the part that is a prompt's own; a shared prefix comes on top."""
     answers: Lengths
-    num_requests: int = 1000
+    num_requests: int = leaf(1000, 1, 10_000_000)
     """With a conversation: how many of them."""
     prefix: SharedPrefix | None = None
-    vocab_size: int = 32_000
+    vocab_size: int = leaf(32_000, 1, 2**31)
     conversation: Conversation | None = None
     """Further turns are drawn from the same lengths."""
     people: People = field(default_factory=People)
 
     def __post_init__(self) -> None:
-        if not 1 <= self.num_requests <= 10_000_000:
-            raise ConfigError(f"{self.num_requests} requests: choose 1 to 10,000,000")
-        if not 1 <= self.vocab_size <= 2**31:
-            raise ConfigError(f"a vocabulary of {self.vocab_size}: choose 1 or more")
+        check(self)
 
     def make(self, seed: int) -> Workload:
         """The same seed gives the same workload. Times, lengths and tokens are drawn apart: changing one leaves the others."""

@@ -2,7 +2,7 @@
 
 from typing import Any, Protocol
 
-from penstock.config import RouterConfig
+from penstock.service.config import RouterConfig
 from penstock.service.marks import TokenBound
 from penstock.service.router.fleet import LiveFleet, LiveReplica
 from penstock.service.router.meters import RouterMeters

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from msgspec import Struct
 from starlette.requests import Request
 
-from penstock.config import ServerConfig
+from penstock.service.config import ServerConfig
 from penstock.service.server.front.answered import Begun, CallBook, Counted, Prepared
 from penstock.service.server.front.counters import ServerCounters
 from penstock.service.server.front.health import ServerHealth

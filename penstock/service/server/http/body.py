@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
-from penstock.config import ServerConfig
+from penstock.service.config import ServerConfig
 from penstock.service.edge.bodies import IN_FLIGHT, BodiesInFlight, BodyAccount
 from penstock.service.edge.memory import LARGE_BYTES, trim_memory
 from penstock.service.server.http.connection import exchange_of

@@ -15,9 +15,9 @@ from starlette.datastructures import State
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from penstock.config import ServerConfig
 from penstock.errors import PenstockError
 from penstock.service import marks
+from penstock.service.config import ServerConfig
 from penstock.service.edge.access import HEALTH_PATHS, ROUTER, Access, ApiKeys
 from penstock.service.edge.frames import SOCKET_PATHS
 from penstock.service.edge.headers import HeaderTally

@@ -1,5 +1,6 @@
 """Calculators, advice, quizzes: what is computed at once, behind the pages that teach."""
 
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import msgspec
@@ -9,13 +10,10 @@ from penstock.errors import ConfigError
 from penstock.service.server.front import Front
 from penstock.service.server.http.answer import Json
 from penstock.service.server.http.faults import ApiError, ErrorKind, invalid
-from penstock.tools.advise.cheatsheet import GLOSSARY, cheatsheet_data
-from penstock.tools.advise.checklists import checklists_data
-from penstock.tools.advise.lint import findings_data, lint, rules_data, setup_of
-from penstock.tools.advise.quiz import question_data
+from penstock.tools.advise.data import load
+from penstock.tools.advise.lint import lint, rules_data, setup_of
 from penstock.tools.advise.quizzes import AREAS, questions
-from penstock.tools.advise.tree import tree_data
-from penstock.tools.advise.trees import TREES
+from penstock.tools.advise.trees import TREES, tree_data
 from penstock.tools.calculate.table import CALCULATORS, calculate, describe, inputs_of
 
 
@@ -48,9 +46,9 @@ async def advice(request: Request) -> Json:
     return Json(
         {
             "trees": [tree_data(tree) for tree in TREES.values()],
-            "checklists": checklists_data(),
-            "cheatsheet": cheatsheet_data(),
-            "glossary": dict(GLOSSARY),
+            "checklists": load("checklists"),
+            "cheatsheet": load("cheatsheet"),
+            "glossary": load("glossary"),
             "rules": rules_data(),
         }
     )
@@ -60,7 +58,7 @@ async def check_settings(request: Request) -> Json:
     front: Front = request.app.state.front
     body, _ = await front.bodies.read(request, LintBody, {})
     try:
-        return Json({"findings": findings_data(lint(setup_of(body.settings)))})
+        return Json({"findings": [asdict(one) for one in lint(setup_of(body.settings))]})
     except (ConfigError, TypeError, ValueError) as error:
         raise invalid(str(error), "settings") from None
 
@@ -74,4 +72,4 @@ async def show_quiz(request: Request) -> Json:
     if area not in AREAS:
         raise ApiError(ErrorKind.NOT_FOUND, f"there is no quiz on {area[:40]!r}", code="not_found")
     number = int(seed) if seed.isdecimal() and len(seed) < 10 else 0
-    return Json({"questions": [question_data(one) for one in questions(area, number)]})
+    return Json({"questions": [asdict(one) for one in questions(area, number)]})

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from penstock.amounts import counted
 from penstock.tools.bench.client.target import MODELS
 from penstock.tools.bench.report.figures import Figures
 
@@ -48,7 +49,7 @@ def _gone(figures: Figures) -> str:
     deaf = f"; it left {MODELS} unanswered, too" if silence.is_deaf else ""
     return (
         f"the server was gone: nothing came from it after {silence.from_s:,.1f} s of the run, and "
-        f"{_counted(silence.num_open, 'request')} came to nothing{why}{deaf}"
+        f"{counted(silence.num_open, 'request')} came to nothing{why}{deaf}"
     )
 
 
@@ -58,12 +59,8 @@ def _silent(figures: Figures) -> str:
         return ""
     return (
         f"the server sent nothing for {silence.duration_s:,.1f} s, from {silence.from_s:,.1f} s of the run on, in the middle "
-        f"of {_counted(silence.num_open, 'answer')}: it hung, or was held up"
+        f"of {counted(silence.num_open, 'answer')}: it hung, or was held up"
     )
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def _client_bound(figures: Figures) -> str:

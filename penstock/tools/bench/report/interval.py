@@ -29,7 +29,7 @@ def interval(values: Sequence[float]) -> Interval:
     mean = math.fsum(values) / count if count else 0.0
     if count < 2:
         return Interval(mean, None, count)
-    return Interval(mean, _t95(count - 1) * math.sqrt(_variance(values, mean) / count), count)
+    return Interval(mean, student_95(count - 1) * math.sqrt(_variance(values, mean) / count), count)
 
 
 def difference(first: Sequence[float], second: Sequence[float]) -> Interval:
@@ -43,14 +43,15 @@ def difference(first: Sequence[float], second: Sequence[float]) -> Interval:
     if total <= 0.0:
         return Interval(means[1] - means[0], 0.0, count)
     parts = (square**2 / (len(values) - 1) for square, values in zip(squares, (first, second), strict=True))
-    return Interval(means[1] - means[0], _t95(total**2 / math.fsum(parts)) * math.sqrt(total), count)
+    return Interval(means[1] - means[0], student_95(total**2 / math.fsum(parts)) * math.sqrt(total), count)
 
 
 def _variance(values: Sequence[float], mean: float) -> float:
     return math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
 
 
-def _t95(degrees: float) -> float:
+def student_95(degrees: float) -> float:
+    """The two-sided quantile of Student's distribution."""
     if degrees < 1.0:
         return _T95[0]
     if degrees < len(_T95) + 1:

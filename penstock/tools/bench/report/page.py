@@ -42,18 +42,25 @@ def page_of(reports: Sequence[Mapping[str, Any]], names: Sequence[str] = (), ext
         (f"<h2>{escape(label)}</h2>" if len(labels) > 1 else "") + _section(report)
         for label, report in zip(labels, reports, strict=True)
     ]
-    return "\n".join(
-        [
-            '<!doctype html><html lang="en"><head><meta charset="utf-8">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f"<title>penstock bench: {escape(title)}</title><style>{STYLE}</style></head><body>",
-            f"<h1>{escape(title)}</h1>",
-            extra,
-            *sections,
-            *_plots(labels, reports),
-            f"<h2>What the words mean</h2>{word_table(list(reports[0]['formulas'].items()))}</body></html>",
-        ]
+    words = f"<h2>What the words mean</h2>{word_table(list(reports[0]['formulas'].items()))}"
+    return whole_page(title, [extra, *sections, *_plots(labels, reports), words])
+
+
+def whole_page(title: str, parts: Sequence[str]) -> str:
+    head = [
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f"<title>penstock: {escape(title)}</title><style>{STYLE}</style></head><body>",
+        f"<h1>{escape(title)}</h1>",
+    ]
+    return "\n".join([*head, *parts, "</body></html>"])
+
+
+def legend(names: Sequence[str]) -> str:
+    items = (
+        f'<li><span class="c{number % NUM_COLOURS}"></span>{escape(name)}</li>' for number, name in enumerate(names)
     )
+    return f'<ul class="legend">{"".join(items)}</ul>' if names else ""
 
 
 def flag_list(flags: Sequence[Mapping[str, Any]]) -> str:
@@ -147,8 +154,7 @@ def _plots(labels: Sequence[str], reports: Sequence[Mapping[str, Any]]) -> list[
         plots.append(plot(title, lines, "seconds", ""))
     found = [f'<div class="plots">{"".join(plots)}</div>']
     if len(named) > 1:
-        items = (f'<li><span class="c{number}"></span>{escape(name)}</li>' for number, (name, _) in enumerate(named))
-        found.insert(0, f'<ul class="legend">{"".join(items)}</ul>')
+        found.insert(0, legend([name for name, _ in named]))
     return [*_sweeps(reports), *found]
 
 

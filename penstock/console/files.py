@@ -1,9 +1,38 @@
-"""Files that commands write: whole or not at all, and known to be writable before the work that fills them."""
+"""Files that commands read as whole texts, and write: all or nothing, known to be writable before the work that fills them."""
 
+import json
 import os
 from pathlib import Path
+from typing import Any
 
 from penstock.errors import ConfigError
+
+MAX_BYTES = 1 << 30
+
+
+def read_text(path: Path, way: str = "", most: int = MAX_BYTES) -> str:
+    """A text file. An error ends with `way`: what to do instead."""
+    way = way and f"; {way}"
+    try:
+        if path.stat().st_size > most:
+            raise ConfigError(f"{path} is larger than {most:,} bytes; give a part of it")
+        return path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}{way}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"cannot read {path}: it is not UTF-8 text{way}") from error
+
+
+def read_object(path: Path, kind: str, way: str) -> dict[str, Any]:
+    """A JSON object, which an error calls by its kind."""
+    text = read_text(path, way)
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError):
+        data = None
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path} is no {kind}; {way}")
+    return data
 
 
 def check_writable(*paths: Path | None) -> None:
