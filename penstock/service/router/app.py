@@ -356,11 +356,11 @@ class RouterApp:
     def _job(self, arrival: AdmittedRequest) -> Job:
         request = arrival.request
         relay_key = self._names.draw(16)  # ids of answers follow from it: nobody may know it
-        job = Job(request, arrival.request_id, relay_key, arrival.wanted, arrival.call, arrival.model, int(time.time()))
-        job.ticket = arrival.ticket
+        created, ticket = int(time.time()), arrival.ticket
+        job = Job(request, arrival.request_id, relay_key, arrival.wanted, arrival.call, arrival.model, created, ticket)
         if keeps(request.path):
             self._check_tenants()
-            job.is_kept, job.is_repeatable = True, False
+            job.is_kept = True
             ids = kept_ids(request.path, arrival.wanted)
             job.holder = self.dispatch.holders.find(job.tenant, ids)
             job.is_searched = bool(ids) and not job.holder

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
@@ -54,21 +55,19 @@ GRAMMARS = (
 """Counted by the engine: field, name and meaning."""
 
 
+@dataclass(slots=True, eq=False)
 class Watch:
     """One request of a call in progress."""
 
-    __slots__ = ("answer", "call", "grammar", "prefix", "request", "timeline")
-
-    def __init__(self, call: Call, request: Request) -> None:
-        self.call = call
-        self.request = request
-        self.answer: list[int] = []
-        """Tokens of the first choice, where they are recorded."""
-        self.timeline = Timeline(call.arrival_s, len(request.prompt), call.parameters.sampling.n)
-        self.prefix: PrefixHit | None = None
-        """What the prefix cache gave, once it was admitted."""
-        self.grammar: GrammarTime | None = None
-        """What its grammar took, once it has ended."""
+    call: Call
+    request: Request
+    timeline: Timeline
+    answer: list[int] = field(default_factory=list)
+    """Tokens of the first choice, where they are recorded."""
+    prefix: PrefixHit | None = None
+    """What the prefix cache gave, once it was admitted."""
+    grammar: GrammarTime | None = None
+    """What its grammar took, once it has ended."""
 
     @property
     def admitted_s(self) -> float | None:
@@ -126,7 +125,8 @@ class Meters:
 
     def enter(self, call: Call) -> None:
         for request in call.requests:
-            self._open[request.request_id] = Watch(call, request)
+            timeline = Timeline(call.arrival_s, len(request.prompt), call.parameters.sampling.n)
+            self._open[request.request_id] = Watch(call, request, timeline)
 
     def leave(self, call: Call) -> None:
         """Requests that have not ended were given up by their client."""
