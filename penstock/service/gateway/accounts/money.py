@@ -38,6 +38,3 @@ class Price(NamedTuple):
         millions = (num_prompt - cached) * Decimal(str(self.input)) + cached * Decimal(str(rate))
         millions += num_output * Decimal(str(self.output))
         return int((millions * Decimal(str(self.share(tier))) * NANO / PER_MILLION).to_integral_value(ROUND_CEILING))
-
-
-FREE = Price()

@@ -1,7 +1,5 @@
 """/v1/messages and what belongs to it."""
 
-from dataclasses import replace
-
 from starlette.requests import Request
 
 from penstock.service.server.anthropic.encoder import MessageEncoder
@@ -22,10 +20,7 @@ async def create_message(request: Request) -> Counted:
 
 
 async def prepare_message(front: Front, model: ServedModel, caller: Caller, body: MessagesBody) -> Prepared:
-    generation = generation_of(body)
-    if body.thinking is not None and body.thinking.budget_tokens is not None and model.text.style is not None:
-        generation = replace(generation, max_reasoning_tokens=body.thinking.budget_tokens)
-    call = await prepare(model, caller, generation)
+    call = await prepare(model, caller, generation_of(body))
     encoder = MessageEncoder(
         f"msg_{random_hex()}",
         model.name,

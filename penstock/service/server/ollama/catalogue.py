@@ -10,7 +10,7 @@ from starlette.requests import Request
 
 from penstock.service.server.front import Front
 from penstock.service.server.http.answer import Json
-from penstock.service.server.http.faults import ApiError, ErrorKind, invalid
+from penstock.service.server.http.faults import invalid
 from penstock.service.server.http.health import PlainText
 from penstock.service.server.ollama.dialect import line_of
 from penstock.service.server.ollama.protocol import NameBody
@@ -20,10 +20,6 @@ from penstock.service.server.served import ServedModel
 VERSION = "0.12.0"
 """The version of Ollama whose API this is: clients compare it with what they need."""
 FOREVER = "2318-01-01T00:00:00Z"
-
-
-async def running(request: Request) -> PlainText:
-    return PlainText(b"Ollama is running", "text/plain; charset=utf-8")
 
 
 async def version(request: Request) -> Json:
@@ -87,13 +83,6 @@ async def delete(request: Request) -> Json:
     body, _ = await front.bodies.read(request, NameBody, {})
     model = front.models.find(_name(body))
     raise invalid(f"{model.name[:80]!r} is being served; stop the server before its files are deleted", "model")
-
-
-async def not_here(request: Request) -> Json:
-    """Models are made, copied and published elsewhere."""
-    raise ApiError(
-        ErrorKind.NOT_IMPLEMENTED, f"{request.url.path} is not served here; use the penstock command", code="not_served"
-    )
 
 
 def capabilities(model: ServedModel) -> list[str]:

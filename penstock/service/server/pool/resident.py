@@ -59,8 +59,6 @@ class Resident:
     measured_bytes: int | None = None
     phase: str = ""
     """Of one that is loading: what it does now."""
-    fraction: float | None = None
-    """Of one that is loading: how far it is, by how long it took before."""
     load_start_s: float = 0.0
     load_s: float | None = None
     """How long it took to load."""
