@@ -6,7 +6,7 @@ the table by the name a client sent; nothing here knows a dialect.
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from penstock.runtime.core.request import Request, SamplingParams
@@ -21,7 +21,6 @@ from penstock.service.server.http.meters import Meters
 from penstock.service.server.pins import PinLedger
 from penstock.service.server.pool.resident import Residency, Resident
 from penstock.service.server.text import NO_CARD, ModelCard, Text
-from penstock.service.server.ui.live import LiveView
 from penstock.tools.doctor.prefixes import PrefixWatch
 
 FRESH_S = 2.0
@@ -57,13 +56,14 @@ class ServedModel:
         self._text: Text | None = None
         self._card = NO_CARD
         self._canary_s = -1e9
-        self.live = LiveView(client, self.meters, self.admission)
         self.prefixes: PrefixWatch | None = None
+        self.on_step: list[Callable[[StepReport], None]] = [self.meters.observe]
+        """Told of every step of the engine, in this order, before whoever waits for its tokens."""
         client.on_step = self._on_step
 
     def _on_step(self, step: StepReport) -> None:
-        self.meters.observe(step)
-        self.live.observe(step)
+        for told in self.on_step:
+            told(step)
 
     def watch_prefixes(self, *, keeps_words: bool) -> None:
         """Hold each prompt against the last ones from now on."""
@@ -229,7 +229,7 @@ class AdaptedModel(ServedModel):
         self.adapter = path
         self.client, self.resident = base.client, base.resident
         self.admission, self.meters, self.blocks, self.pins = base.admission, base.meters, base.blocks, base.pins
-        self.live, self.created, self.fault = base.live, int(time.time()), ""
+        self.created, self.fault = int(time.time()), ""
         self.watermark = base.watermark
         self._own_name = name
 

@@ -8,7 +8,6 @@ from penstock.metrics.exposition import CONTENT_TYPE
 from penstock.service import kv_events
 from penstock.service.server.blocks import offer_of
 from penstock.service.server.front import Front
-from penstock.service.server.front.health import ServerHealth
 from penstock.service.server.http.answer import Json
 from penstock.service.server.http.connection import exchange_of
 
@@ -20,7 +19,8 @@ async def live(request: Request) -> Json:
 
 async def ready(request: Request) -> Json:
     """A token has come through the whole path lately, or was made just now."""
-    state: ServerHealth = request.app.state.front.health
+    front: Front = request.app.state.front
+    state = front.health
     is_ready = await state.is_ready()
     status = "ready" if is_ready else "draining" if state.is_draining else "silent" if state.is_silent else "not ready"
     return Json({"status": status}, 200 if is_ready else 503, [] if is_ready else [(b"retry-after", b"1")])

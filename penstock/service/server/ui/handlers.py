@@ -17,7 +17,7 @@ from penstock.service.server.pool.resident import Residency
 from penstock.service.server.served import ServedModel
 from penstock.service.server.ui.flags import words_of
 from penstock.service.server.ui.ledger import RequestRecord
-from penstock.service.server.ui.live import MAX_READERS, summary
+from penstock.service.server.ui.live import MAX_READERS, LiveView, summary
 from penstock.service.server.ui.pages import Pages
 from penstock.service.server.ui.stream import EventAnswer
 from penstock.service.server.ui.tools import Tools
@@ -79,6 +79,11 @@ def _model(request: Request) -> ServedModel:
     return _front(request).models.find(request.query_params.get("model"))
 
 
+def _live(request: Request) -> LiveView:
+    pages: Pages = request.app.state.pages
+    return pages.live(_model(request))
+
+
 def sees_all(request: Request) -> bool:
     """Where there are no keys everybody may look; else those with an admin key."""
     return not _front(request).config.is_keyed or exchange_of(request.scope).is_admin
@@ -130,8 +135,8 @@ async def events(request: Request) -> EventAnswer:
     """The dashboard's stream, some times a second."""
     pages: Pages = request.app.state.pages
     model, tenant, refusals, power = _model(request), _tenant(request), pages.refusals, pages.power
-    live, adapters = model.live, _front(request).models.adapters
-    is_based = adapters is not None and live is _front(request).models.first.live
+    live, adapters = pages.live(model), _front(request).models.adapters
+    is_based = adapters is not None and model.client is _front(request).models.first.client
     if live.num_readers >= MAX_READERS:
         raise busy("many pages watch already; close one", 5)
 
@@ -163,7 +168,7 @@ def _word(model: ServedModel, pool: dict[str, Any] | None) -> None:
 
 def _record(request: Request) -> RequestRecord:
     name, tenant = request.path_params["name"], _tenant(request)
-    record = _model(request).live.ledger.find(name)
+    record = _live(request).ledger.find(name)
     if record is None or (tenant is not None and record.tenant != tenant):
         raise ApiError(
             ErrorKind.NOT_FOUND,
@@ -175,7 +180,7 @@ def _record(request: Request) -> RequestRecord:
 
 async def show_request(request: Request) -> Json:
     model = _model(request)
-    found = waterfall(_record(request), tuple(model.live.steps), time.monotonic())
+    found = waterfall(_record(request), tuple(_live(request).steps), time.monotonic())
     differs = found["differs"]
     if differs is not None and sees_all(request) and model.is_open:
         found["differs_text"] = [model.tokenizer.decode([token_id]) for token_id in differs[1:]]
@@ -185,7 +190,7 @@ async def show_request(request: Request) -> Json:
 async def cancel_request(request: Request) -> Json:
     await _front(request).bodies.read(request, EmptyBody, {})
     record = _record(request)
-    call = _model(request).live.ledger.calls.get(record.request_id)
+    call = _live(request).ledger.calls.get(record.request_id)
     if call is not None:
         call.cancel()
         call.abort()
@@ -193,7 +198,7 @@ async def cancel_request(request: Request) -> Json:
 
 
 async def list_requests(request: Request) -> Json:
-    ledger, tenant = _model(request).live.ledger, _tenant(request)
+    ledger, tenant = _live(request).ledger, _tenant(request)
     records = [*ledger.open.values(), *reversed(ledger.ended)]
     return Json({"requests": [summary(one) for one in records if tenant is None or one.tenant == tenant]})
 
@@ -259,7 +264,7 @@ async def blocks(request: Request) -> Json:
 async def show_block(request: Request) -> Json:
     """Who holds a block of the KV cache, and what it begins with."""
     model, name = _model(request), request.path_params["number"]
-    found = model.live.block(int(name), _tenant(request)) if name.isdecimal() and len(name) < 10 else None
+    found = _live(request).block(int(name), _tenant(request)) if name.isdecimal() and len(name) < 10 else None
     if found is None:
         message = "no such block is known: they are seen while a page watches"
         raise ApiError(ErrorKind.NOT_FOUND, message, code="block_not_found")
