@@ -16,7 +16,7 @@ from starlette.requests import Request
 
 from penstock.config import ServerConfig
 from penstock.metrics.exposition import Counter, Gauge, Metric, exposition_of_all
-from penstock.service.server.blocks import PrefillAnswer, PromptBlocks, prefilling
+from penstock.service.server.blocks import PrefillAnswer, prefilling, prompt_blocks
 from penstock.service.server.dialect import AnswerEncoder
 from penstock.service.server.generation import WHOLE, Caller, Delivery
 from penstock.service.server.http.answer import HttpAnswer
@@ -141,7 +141,7 @@ class Counted:
         call, meters = prepared.call, prepared.model.meters
         relayed = RELAYED.get()
         if relayed is not None and relayed.asks_blocks:
-            blocks = PromptBlocks(call.prompts[0], call.parameters.salt, prepared.model.facts.block_size)
+            blocks = prompt_blocks(call.prompts[0], call.parameters.salt, prepared.model.facts.block_size)
             await blocks(scope, receive, send)
             return
         answer: HttpAnswer | PrefillAnswer = self._answer

@@ -8,10 +8,9 @@ from starlette.requests import Request
 
 from penstock.service.server.adapters.table import AdapterTable
 from penstock.service.server.front import Front
-from penstock.service.server.http.answer import Json
+from penstock.service.server.http.answer import Json, Plain
 from penstock.service.server.http.connection import exchange_of
 from penstock.service.server.http.faults import ApiError, ErrorKind, invalid
-from penstock.service.server.http.health import PlainText
 
 MAX_NAME = 256
 ORDER_S = 120.0
@@ -33,7 +32,7 @@ class UnloadBody(msgspec.Struct):
     lora_int_id: int | None = None
 
 
-async def load_adapter(request: Request) -> PlainText:
+async def load_adapter(request: Request) -> Plain:
     """vLLM's /v1/load_lora_adapter."""
     table, front = _table(request)
     body, _ = await front.bodies.read(request, LoadBody, {})
@@ -48,10 +47,10 @@ async def load_adapter(request: Request) -> PlainText:
         )
     async with asyncio.timeout(ORDER_S):
         await table.load(body.lora_name, path)
-    return PlainText(f"Success: LoRA adapter '{body.lora_name}' added successfully.".encode(), "text/plain")
+    return Plain(f"Success: LoRA adapter '{body.lora_name}' added successfully.".encode(), "text/plain")
 
 
-async def unload_adapter(request: Request) -> PlainText:
+async def unload_adapter(request: Request) -> Plain:
     """vLLM's /v1/unload_lora_adapter; answered when nobody uses it any more."""
     table, front = _table(request)
     body, _ = await front.bodies.read(request, UnloadBody, {})
@@ -60,7 +59,7 @@ async def unload_adapter(request: Request) -> PlainText:
         raise ApiError(ErrorKind.NOT_FOUND, message, param="lora_name", code="model_not_found")
     async with asyncio.timeout(ORDER_S):
         await table.unload(body.lora_name)
-    return PlainText(f"Success: LoRA adapter '{body.lora_name}' removed successfully.".encode(), "text/plain")
+    return Plain(f"Success: LoRA adapter '{body.lora_name}' removed successfully.".encode(), "text/plain")
 
 
 async def list_adapters(request: Request) -> Json:

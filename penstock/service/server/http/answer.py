@@ -6,7 +6,7 @@ has to wait longer gets its headers and then comments, which tell proxies and cl
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import copy_context
 from functools import partial
 from typing import Any
@@ -18,6 +18,7 @@ from penstock.service import marks
 from penstock.service.server.dialect import AnswerEncoder
 from penstock.service.server.generation import Delivery
 from penstock.service.server.http.call import Call, Failure, Pipe
+from penstock.service.server.http.connection import until_gone
 from penstock.service.server.http.faults import error_of_finish, log_fault
 from penstock.service.server.http.relay import RELAYED, Marker
 from penstock.service.server.usage import token_count
@@ -173,8 +174,7 @@ class HttpAnswer:
 
 
 async def _cancel_when_gone(receive: Receive, call: Call) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+    await until_gone(receive)
     call.cancel()
 
 
@@ -182,22 +182,23 @@ def server_timing(times: dict[str, float]) -> bytes:
     return ", ".join(f"{name.removesuffix('_ms')};dur={value:.2f}" for name, value in times.items()).encode()
 
 
-class Json:
-    """A plain answer."""
+class Plain:
+    """An answer that is there whole."""
 
-    def __init__(self, value: Any, status: int = 200, headers: list[tuple[bytes, bytes]] | None = None) -> None:
-        self._body = value if isinstance(value, bytes) else msgspec.json.encode(value)
-        self._status = status
-        self._headers = headers or []
+    def __init__(self, body: bytes, content_type: str, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
+        self._body = body
+        self._status = 200
+        self._headers = [(b"content-type", content_type.encode()), (b"content-length", b"%d" % len(body)), *headers]
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
-        headers = [
-            (b"content-type", b"application/json"),
-            (b"content-length", str(len(self._body)).encode()),
-            *self._headers,
-        ]
-        relayed = RELAYED.get()
+        relayed, headers = RELAYED.get(), self._headers
         if relayed is not None and relayed.count is not None:
-            headers.append((marks.USAGE_HEADER, b"%d %d %d" % relayed.count))
+            headers = [*headers, (marks.USAGE_HEADER, b"%d %d %d" % relayed.count)]
         await send({"type": "http.response.start", "status": self._status, "headers": headers})
         await send({"type": "http.response.body", "body": self._body})
+
+
+class Json(Plain):
+    def __init__(self, value: Any, status: int = 200, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
+        super().__init__(value if isinstance(value, bytes) else msgspec.json.encode(value), "application/json", headers)
+        self._status = status

@@ -13,7 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 from penstock.config import ServerConfig
 from penstock.service.edge.bodies import IN_FLIGHT, BodiesInFlight, BodyAccount
 from penstock.service.edge.memory import LARGE_BYTES, trim_memory
-from penstock.service.server.http.connection import exchange_of
+from penstock.service.server.http.connection import exchange_of, until_gone
 from penstock.service.server.http.faults import ApiError, ErrorKind, invalid, unsupported
 from penstock.service.server.http.large import BYTES_BEGUN, BurstGate, Turns, yield_to_others
 from penstock.service.server.http.relay import RELAYED, relayed_of, split_body
@@ -145,8 +145,7 @@ async def look_up(request: Request) -> None:
     await asyncio.sleep(0)
     connection = request.scope.get("penstock.connection")
     if connection is not None and connection.transport.is_closing():
-        while (await request.receive())["type"] != "http.disconnect":
-            pass  # until the protocol knows it too: it would answer otherwise
+        await until_gone(request.receive)  # the protocol has to know it too: it would answer otherwise
         raise ClientDisconnect
 
 

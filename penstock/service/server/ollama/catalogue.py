@@ -9,9 +9,8 @@ from typing import Any
 from starlette.requests import Request
 
 from penstock.service.server.front import Front
-from penstock.service.server.http.answer import Json
+from penstock.service.server.http.answer import Json, Plain
 from penstock.service.server.http.faults import invalid
-from penstock.service.server.http.health import PlainText
 from penstock.service.server.ollama.dialect import line_of
 from penstock.service.server.ollama.protocol import NameBody
 from penstock.service.server.pool.resident import Residency
@@ -61,7 +60,7 @@ async def show(request: Request) -> Json:
     )
 
 
-async def pull(request: Request) -> Json:
+async def pull(request: Request) -> Plain:
     """A model that is served is here already. Others are the operator's to fetch: `penstock pull`."""
     front: Front = request.app.state.front
     body, _ = await front.bodies.read(request, NameBody, {})
@@ -75,7 +74,7 @@ async def pull(request: Request) -> Json:
     ]
     if body.stream is False:
         return Json(lines[-1])
-    return PlainText(b"".join(map(line_of, lines)), "application/x-ndjson")
+    return Plain(b"".join(map(line_of, lines)), "application/x-ndjson")
 
 
 async def delete(request: Request) -> Json:
