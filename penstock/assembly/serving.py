@@ -34,7 +34,6 @@ from penstock.service.server.front import Front
 from penstock.service.server.http.connection import Connection
 from penstock.service.server.http.record import TraceRecorder
 from penstock.service.server.http.trace import SpanTracer
-from penstock.service.server.jobs.endpoints import JobFloor
 from penstock.service.server.jobs.retention import keep_house
 from penstock.service.server.jobs.runner import BatchRunner
 from penstock.service.server.jobs.service import Jobs
@@ -206,7 +205,7 @@ class Serving:
         listener = bind(self._config.host, self._config.port)
         storage = open_storage(self._config.data_dir, (responses.SCHEMA, jobs.SCHEMA, bills.SCHEMA))
         service = make_responses(self._front, storage.database)
-        runner = BatchRunner(Jobs(JobFloor(self._front, service), storage))
+        runner = BatchRunner(Jobs(service, storage))
         app = make_app(self._front, service, runner)
         http = _HttpServer(app, self._front.config.max_body_mib << 20, tls.listener)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):

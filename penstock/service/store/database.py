@@ -6,6 +6,7 @@ what both databases understand: `?` for values, TEXT, BIGINT, DOUBLE PRECISION a
 Knows nothing of what is kept.
 """
 
+import asyncio
 import contextlib
 import os
 import queue
@@ -58,6 +59,16 @@ class Database(Protocol):
 
     def close(self) -> None:
         """What was handed over before is done first."""
+
+
+async def reading(database: Database, work: Callable[..., T], *values: Any) -> T:
+    """What a function of a transaction and these values reads."""
+    return await asyncio.wrap_future(database.read(lambda transaction: work(transaction, *values)))
+
+
+async def writing(database: Database, work: Callable[..., T], *values: Any) -> T:
+    """The same where something is written: it is committed."""
+    return await asyncio.wrap_future(database.write(lambda transaction: work(transaction, *values)))
 
 
 class SqliteTransaction:

@@ -5,7 +5,7 @@ import time
 from dataclasses import dataclass, field
 from functools import partial
 
-from penstock.service.server.jobs.endpoints import JobFloor
+from penstock.service.server.responses.service import Responses
 from penstock.service.store import jobs as tables
 from penstock.service.store.jobs import BatchRow
 from penstock.service.store.storage import Storage
@@ -15,7 +15,7 @@ from penstock.service.store.storage import Storage
 class Jobs:
     """Batches that are open are worked on by `runner`, which knows them by this object alone."""
 
-    floor: JobFloor
+    responses: Responses
     storage: Storage
     open_batches: dict[str, BatchRow] = field(default_factory=dict)
     """Jobs that are not over, as they were accepted."""
