@@ -34,9 +34,8 @@ from penstock.service.server.front import Front
 from penstock.service.server.http.connection import Connection
 from penstock.service.server.http.record import TraceRecorder
 from penstock.service.server.http.trace import SpanTracer
-from penstock.service.server.jobs.retention import keep_house
 from penstock.service.server.jobs.runner import BatchRunner
-from penstock.service.server.jobs.service import Jobs
+from penstock.service.server.jobs.service import Jobs, keep_house
 from penstock.service.server.responses.routes import resume_background
 from penstock.service.server.responses.service import make_responses
 from penstock.service.server.served import ServedModel, ServedModels

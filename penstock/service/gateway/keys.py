@@ -11,7 +11,7 @@ from typing import Any
 
 from penstock.errors import ConfigError
 from penstock.service.edge.tokens import TokenHolder
-from penstock.service.gateway.changes import note_change
+from penstock.service.gateway.schema import note_change
 from penstock.service.store.database import Database, Transaction
 
 PREFIX = "psk"

@@ -72,16 +72,6 @@ class OutsideSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Environment variable that holds its key."""
 
 
-class PriceSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Dollars a million tokens; `batch` and `flex` are shares of them."""
-
-    input: float = 0.0
-    output: float = 0.0
-    cached: float | None = None
-    batch: float = 1.0
-    flex: float = 1.0
-
-
 class GuardrailSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A service of the operator's that judges what is asked and answered."""
 
@@ -98,7 +88,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     database: str = "penstock-gateway.db"
     tiers: Mapping[str, dict[str, int]] = {}
     tenants: Mapping[str, TenantSettings] = {}
-    prices: Mapping[str, PriceSettings] = {}
+    prices: Mapping[str, Price] = {}
     models: Mapping[str, AliasSettings] = {}
     outside: Mapping[str, OutsideSettings] = {}
     jwt: JwtSettings | None = None
@@ -129,8 +119,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def price(self, model: str) -> Price | None:
         """None for a model that has no price, where there is none for all others either."""
-        found = self.prices.get(model) or self.prices.get(ANY_MODEL)
-        return Price(*msgspec.structs.astuple(found)) if found is not None else None
+        return self.prices.get(model) or self.prices.get(ANY_MODEL)
 
     @property
     def dearest(self) -> Price:

@@ -37,12 +37,7 @@ class BlockFollower:
         """Until the stream ends; its status. Raises OSError where there is no connection."""
         connection = await self._pool.connect()
         exchange = BlockExchange(self._fleet, self._replica)
-        endpoint = self._pool.endpoint
-        key = b"authorization: Bearer %b\r\n" % self._pool.key if self._pool.key else b""
-        head = (
-            f"GET {endpoint.path}{kv_events.EVENTS_PATH}?follow=1 HTTP/1.1\r\nhost: {endpoint.authority}\r\n".encode()
-        )
-        connection.send(head + key + b"\r\n", exchange)
+        connection.send(self._pool.request("GET", f"{kv_events.EVENTS_PATH}?follow=1"), exchange)
         try:
             return await exchange.done
         finally:

@@ -148,11 +148,8 @@ class Probe:
         self._fleet.learn_load(self._replica, num_waiting, usage)
 
     async def _get(self, path: str) -> Fetched:
-        endpoint = self._pool.endpoint
-        key = b"authorization: Bearer %b\r\n" % self._pool.key if self._pool.key else b""
-        key += b"%b: %b\r\n" % (marks.RELAY_HEADER, RelayStamp(b"probe", 0).encode())
-        head = f"GET {endpoint.path}{path} HTTP/1.1\r\nhost: {endpoint.authority}\r\n".encode()
-        return await fetch(self._pool, head + key + b"\r\n", TIMEOUT_S)
+        stamp = b"%b: %b\r\n" % (marks.RELAY_HEADER, RelayStamp(b"probe", 0).encode())
+        return await fetch(self._pool, self._pool.request("GET", path, stamp), TIMEOUT_S)
 
 
 def _is_our_answer(found: Fetched) -> bool:

@@ -164,11 +164,7 @@ def transfer_metrics(counts: TransferCounts | None) -> list[Counter]:
     faults = Counter("penstock_kv_transfer_faults", "Fetches that ended badly, by how; what they lacked was computed")
     for name, count in zip(FAULTS, counts.faults, strict=True):
         faults.add(count, (("kind", name),))
-    counters = [faults]
-    for field, name, help in TRANSFERS:
-        counters.append(Counter(name, help))
-        counters[-1].add(getattr(counts, field))
-    return counters
+    return [faults, *(Counter(name, help, getattr(counts, field)) for field, name, help in TRANSFERS)]
 
 
 def offer_of(client: EngineClient, role: str | None) -> kv_events.BlockOffer | None:

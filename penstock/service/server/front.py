@@ -193,8 +193,8 @@ class ServerCounters:
         """What was spent since the start, and what 1,000 generated tokens came to, where an hour has a price."""
         if self._price_per_hour is None:
             return []
-        spent = Counter("penstock_cost_dollars", "Dollars spent since the start, by price-per-hour")
-        spent.add(self._price_per_hour / 3600.0 * (time.monotonic() - self._start_s))
+        dollars = self._price_per_hour / 3600.0 * (time.monotonic() - self._start_s)
+        spent = Counter("penstock_cost_dollars", "Dollars spent since the start, by price-per-hour", dollars)
         num_tokens = sum(model.meters.output_tokens.total for model in self._models)
         each = 1000.0 * spent.total / num_tokens if num_tokens else 0.0
         return [spent, Gauge("penstock_dollars_per_1k_tokens", "Dollars of 1,000 generated tokens", lambda: each)]

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 from starlette.requests import Request
 
+from penstock.service.edge.paging import page_of
 from penstock.service.server.front import caller_of, tenant_of
 from penstock.service.server.http.answer import Json
 from penstock.service.server.http.faults import ApiError, ErrorKind, invalid
@@ -17,7 +18,6 @@ from penstock.service.server.jobs.protocol import REFUSED, BatchBody
 from penstock.service.server.jobs.runner import BatchRunner
 from penstock.service.server.jobs.service import Jobs
 from penstock.service.server.prepare import check_bound
-from penstock.service.server.responses.routes import page_of
 from penstock.service.store import jobs as tables
 from penstock.service.store.database import reading, writing
 from penstock.service.store.jobs import OPEN, BatchRow
@@ -62,7 +62,7 @@ async def retrieve_batch(request: Request) -> Json:
 async def list_batches(request: Request) -> Json:
     jobs: Jobs = request.app.state.jobs
     rows = await reading(jobs.storage.database, tables.batches_of, tenant_of(request))
-    return Json(page_of([batch_value(row) for row in rows[::-1]], request))
+    return Json(page_of([batch_value(row) for row in rows], request.query_params))
 
 
 async def cancel_batch(request: Request) -> Json:

@@ -8,12 +8,12 @@ from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
+from penstock.service.edge.paging import page_of
 from penstock.service.server.front import tenant_of
 from penstock.service.server.http.answer import Json, Send
 from penstock.service.server.http.body import BoundedRequest
 from penstock.service.server.http.faults import ApiError, ErrorKind, invalid
 from penstock.service.server.jobs.service import Jobs
-from penstock.service.server.responses.routes import page_of
 from penstock.service.store import jobs as tables
 from penstock.service.store.database import reading, writing
 from penstock.service.store.jobs import FileRow
@@ -88,7 +88,7 @@ async def list_files(request: Request) -> Json:
     rows = await reading(jobs.storage.database, tables.files_of, tenant_of(request))
     purpose = request.query_params.get("purpose")
     values = [file_value(row) for row in rows if purpose in (None, row.purpose)]
-    return Json(page_of(values[::-1], request))
+    return Json(page_of(values, request.query_params))
 
 
 async def retrieve_file(request: Request) -> Json:

@@ -7,12 +7,12 @@ from typing import Any
 import msgspec
 from starlette.requests import Request
 
+from penstock.service.edge.paging import page_of
 from penstock.service.server.front import tenant_of
 from penstock.service.server.http.answer import Json
 from penstock.service.server.http.relay import random_hex
 from penstock.service.server.responses.items import input_items
 from penstock.service.server.responses.protocol import ConversationBody, ConversationItemsBody, Item
-from penstock.service.server.responses.routes import page_of
 from penstock.service.server.responses.service import Responses
 from penstock.service.store.responses import ConversationRow
 
@@ -49,7 +49,7 @@ async def delete_conversation(request: Request) -> Json:
 async def list_items(request: Request) -> Json:
     service: Responses = request.app.state.responses
     row = await _conversation(service, request)
-    return Json(page_of(await service.kept.items(row.id), request))
+    return Json(page_of((await service.kept.items(row.id))[::-1], request.query_params))
 
 
 async def add_items(request: Request) -> Json:

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 from starlette.requests import Request
 
+from penstock.service.edge.paging import page_of
 from penstock.service.server.front import Begun, Counted, Prepared, tenant_of
 from penstock.service.server.generation import Caller, Delivery
 from penstock.service.server.http.answer import Json, Send
@@ -24,8 +25,6 @@ from penstock.service.server.responses.protocol import REFUSED, InputBody, Item,
 from penstock.service.server.responses.request import chat_of, generation_of, num_top_of
 from penstock.service.server.responses.service import Responses, new_response_id
 from penstock.service.server.served import ServedModel
-
-DEFAULT_LIMIT = 20
 
 
 async def create_response(request: Request) -> "Counted | Json | Followed":
@@ -243,7 +242,7 @@ async def cancel_response(request: Request) -> Json:
 async def list_input_items(request: Request) -> Json:
     service: Responses = request.app.state.responses
     row = await service.kept.get(request.path_params["id"], tenant_of(request))
-    return Json(page_of(msgspec.json.decode(row.input), request))
+    return Json(page_of(msgspec.json.decode(row.input)[::-1], request.query_params))
 
 
 async def count_input_tokens(request: Request) -> Json:
@@ -252,26 +251,3 @@ async def count_input_tokens(request: Request) -> Json:
     items = await all_items(service, begun.body, begun.caller.tenant)
     prompt = await prompt_of_chat(begun.model, chat_of(begun.body, items))
     return Json({"object": "response.input_tokens", "input_tokens": len(prompt.token_ids)})
-
-
-def page_of(items: list[Item], request: Request) -> Fields:
-    """A part of a list, newest first unless asked otherwise."""
-    query = request.query_params
-    limit = query.get("limit", str(DEFAULT_LIMIT))
-    if not limit.isdecimal() or not 1 <= int(limit[:9]) <= 100:
-        raise invalid("limit must be a number from 1 to 100", "limit")
-    ordered = items if query.get("order") == "asc" else items[::-1]
-    after = query.get("after")
-    if after is not None:
-        places = [place for place, item in enumerate(ordered) if item["id"] == after]
-        if not places:
-            raise invalid(f"after names {after[:80]!r}, which is not in the list", "after")
-        ordered = ordered[places[0] + 1 :]
-    data = ordered[: int(limit)]
-    return {
-        "object": "list",
-        "data": data,
-        "first_id": data[0]["id"] if data else "",
-        "last_id": data[-1]["id"] if data else "",
-        "has_more": len(data) < len(ordered),
-    }
