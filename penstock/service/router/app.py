@@ -6,7 +6,8 @@ Everything it decides by is elsewhere: the edge and `gate.py` say who may, `disp
 import asyncio
 import re
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from penstock.config import ListenConfig, RouterConfig
@@ -238,10 +239,16 @@ class RouterApp:
     async def _tell_usage(
         self, request: Incoming, request_id: bytes, client: AnswerSink, gate: Gate, key: KeyRecord
     ) -> None:
-        try:
+        with self._refusing(request, request_id, client):
             body = await asyncio.to_thread(gate.usage, key)
             if client.is_open:
                 client.respond(*self._own_answer(request, request_id, 200, "application/json", body))
+
+    @contextmanager
+    def _refusing(self, request: Incoming, request_id: bytes, client: AnswerSink) -> Iterator[None]:
+        """What is refused inside is told to the client, if it is still there."""
+        try:
+            yield
         except Refusal as error:
             if client.is_open:
                 self._refuse(request, request_id, client, error)
@@ -267,13 +274,10 @@ class RouterApp:
         self, guardrails: GuardrailSettings, request: Incoming, request_id: bytes, client: AnswerSink
     ) -> None:
         """The operator's own service first: what it refuses costs nothing."""
-        try:
+        with self._refusing(request, request_id, client):
             request = await self._guardrails.before(guardrails, request, request_id)
             if client.is_open:
                 self._admit(request, request_id, client)
-        except Refusal as error:
-            if client.is_open:
-                self._refuse(request, request_id, client, error)
 
     def _admit(self, request: Incoming, request_id: bytes, client: AnswerSink) -> None:
         key = request.caller
@@ -292,15 +296,15 @@ class RouterApp:
 
     async def _reserve(self, arrival: AdmittedRequest, gate: Gate, ticket: Admittance) -> None:
         """Money first: the request begins when it is set aside."""
-        try:
-            await gate.reserve(ticket)
-            if not arrival.client.is_open:
-                raise unavailable("its client left", 1)
-            self._start(arrival)
-        except Refusal as error:
-            gate.settle(ticket, (), RelayOutcome.REFUSED.value)
-            if arrival.client.is_open:
-                self._refuse(arrival.request, arrival.request_id, arrival.client, error)
+        with self._refusing(arrival.request, arrival.request_id, arrival.client):
+            try:
+                await gate.reserve(ticket)
+                if not arrival.client.is_open:
+                    raise unavailable("its client left", 1)
+                self._start(arrival)
+            except Refusal:
+                self._take_back(arrival)
+                raise
 
     def _start(self, arrival: AdmittedRequest) -> None:
         """Where replicas report their caches, one of them is asked first what the prompt is made of."""
@@ -324,10 +328,8 @@ class RouterApp:
         if not arrival.client.is_open:
             self._take_back(arrival)
             return
-        try:
+        with self._refusing(arrival.request, arrival.request_id, arrival.client):
             self._begin(arrival)
-        except Refusal as error:
-            self._refuse(arrival.request, arrival.request_id, arrival.client, error)
 
     def _begin(self, arrival: AdmittedRequest) -> None:
         job = self._job(arrival)
@@ -376,15 +378,13 @@ class RouterApp:
     async def _list(self, arrival: AdmittedRequest, job: Job) -> None:
         pools = [pool for replica, pool in self.members if replica.state is ReplicaState.READY and pool.is_ours]
         request, client = arrival.request, arrival.client
-        try:
-            body = await merged_list(job, pools)
-            self._take_back(arrival)
+        with self._refusing(request, arrival.request_id, client):
+            try:
+                body = await merged_list(job, pools)
+            finally:
+                self._take_back(arrival)
             if client.is_open:
                 client.respond(*self._own_answer(request, arrival.request_id, 200, "application/json", body))
-        except Refusal as error:
-            self._take_back(arrival)
-            if client.is_open:
-                self._refuse(request, arrival.request_id, client, error)
 
     def _take_back(self, arrival: AdmittedRequest) -> None:
         """It took no tokens."""

@@ -9,6 +9,7 @@ import contextlib
 import re
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -47,27 +48,20 @@ class _Models(msgspec.Struct):
     data: list[_Model]
 
 
+@dataclass(slots=True)
 class Probe:
     """One replica's watcher; `run` until cancelled."""
 
-    def __init__(
-        self,
-        fleet: LiveFleet,
-        replica: LiveReplica,
-        pool: ReplicaPool,
-        interval_s: float,
-        changed: Callable[[LiveReplica], None],
-    ) -> None:
-        self._fleet = fleet
-        self._replica = replica
-        self._pool = pool
-        self._interval_s = interval_s
-        self._changed = changed
-        self._path = READY_PATHS[0]
-        self._num_looks = 0
-        self._is_moving = False
-        """Some of its models come and go."""
-        self._hurry = asyncio.Event()
+    _fleet: LiveFleet
+    _replica: LiveReplica
+    _pool: ReplicaPool
+    _interval_s: float
+    _changed: Callable[[LiveReplica], None]
+    _path: str = READY_PATHS[0]
+    _num_looks: int = 0
+    _is_moving: bool = False
+    """Some of its models come and go."""
+    _hurry: asyncio.Event = field(default_factory=asyncio.Event)
 
     def hurry(self) -> None:
         """Look now: something went wrong there."""

@@ -6,7 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from penstock.service.router.fleet import LiveFleet, LiveReplica
+from penstock.service.router.fleet import LiveReplica
+from penstock.service.router.proxy.host import RelayHost
 from penstock.service.router.proxy.replica_pool import ReplicaPool
 from penstock.service.upstream.connections import Headers, UpstreamConnection
 
@@ -24,18 +25,12 @@ class AttemptListener(Protocol):
         """No answer, or not all of it; `is_gone`: no server listens there."""
 
 
-class AttemptClock(Protocol):
-    fleet: LiveFleet
-
-    def now(self) -> float: ...
-
-
 @dataclass(slots=True, eq=False)
 class Attempt:
     """Between its making and `leave` the replica counts it as pending."""
 
     _listener: AttemptListener
-    _clock: AttemptClock
+    _host: RelayHost
     replica: LiveReplica
     pool: ReplicaPool
     _num_tokens: int
@@ -55,8 +50,8 @@ class Attempt:
     _is_paused: bool = False
 
     def __post_init__(self) -> None:
-        self.sent_s = self._clock.now()
-        self._clock.fleet.begin(self.replica, self._num_tokens, self.sent_s)
+        self.sent_s = self._host.now()
+        self._host.fleet.begin(self.replica, self._num_tokens, self.sent_s)
 
     def send(self, data: bytes) -> None:
         self._data = data
@@ -92,11 +87,11 @@ class Attempt:
     def on_head(self, status: int, headers: Headers) -> None:
         if self.is_left:
             return
-        self.replica.heard_s = self.replica.told_s = now = self._clock.now()
+        self.replica.heard_s = self.replica.told_s = now = self._host.now()
         if not self.has_answered:
             self.has_answered = True
             waited_s = now - self.sent_s
-            self._clock.fleet.answer(self.replica, self._num_tokens, waited_s)
+            self._host.fleet.answer(self.replica, self._num_tokens, waited_s)
             server_s = _server_s(headers)
             self.network_s = None if server_s is None else max(waited_s - server_s, 0.0)
             if self.trace is not None:
@@ -105,7 +100,7 @@ class Attempt:
 
     def on_part(self, data: bytes) -> None:
         if not self.is_left:
-            self.replica.heard_s = self.replica.told_s = self._clock.now()
+            self.replica.heard_s = self.replica.told_s = self._host.now()
             self._listener.on_part(data)
 
     def on_end(self) -> None:
@@ -149,8 +144,8 @@ class Attempt:
         if self.is_own_fault:
             is_good = None
         waiting = 0 if self.has_answered else self._num_tokens
-        now = self._clock.now()
-        self._clock.fleet.end(self.replica, is_good, waiting, now)
+        now = self._host.now()
+        self._host.fleet.end(self.replica, is_good, waiting, now)
         if self.trace is not None:
             self.trace.end(is_good, now)
 

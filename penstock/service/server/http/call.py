@@ -6,7 +6,7 @@ A call has one or more prompts with the same parameters, n choices each; choice 
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol
 
 from penstock.runtime.core.batch import Delta, Finish, FinishReason
@@ -39,6 +39,15 @@ class CallParameters:
     speculate: int | None = None
     peer: str = ""
     """Another engine that has blocks of the prompts."""
+
+    def request(self, request_id: int, prompt: tuple[int, ...], arrival_s: float) -> Request:
+        """What the engine is asked for one prompt."""
+        asked = {name: getattr(self, name) for name in ENGINE_FIELDS}
+        return Request(request_id=request_id, prompt=prompt, params=self.sampling, arrival_s=arrival_s, **asked)
+
+
+ENGINE_FIELDS = tuple(one.name for one in fields(CallParameters) if one.name not in ("sampling", "rules"))
+"""Of a call's parameters, those that the engine reads by the same names."""
 
 
 class Failure(Exception):
@@ -86,7 +95,7 @@ class Call:
         self._num_choices = parameters.sampling.n
         self.writers = [Writer(index, tokenizer, parameters.rules) for index in range(len(prompts) * self._num_choices)]
         self._num_unended = len(self.writers)
-        self._requests = [self._request(prompt) for prompt in prompts]
+        self._requests = [parameters.request(client.next_id(), prompt, self.arrival_s) for prompt in prompts]
         self._streams: list[DeltaStream] = []
         self._fault: Exception | None = None
         self._queue: asyncio.Queue[tuple[int, list[Delta]]] | None = None
@@ -196,26 +205,6 @@ class Call:
             self._client.cancel(request.request_id)
         for pump in self._pumps:
             pump.cancel()
-
-    def _request(self, prompt: tuple[int, ...]) -> Request:
-        parameters = self.parameters
-        return Request(
-            request_id=self._client.next_id(),
-            prompt=prompt,
-            params=parameters.sampling,
-            arrival_s=self.arrival_s,
-            priority=parameters.priority,
-            deadline_s=parameters.deadline_s,
-            tenant=parameters.tenant,
-            adapter=parameters.adapter,
-            salt=parameters.salt,
-            session=parameters.session,
-            pins=parameters.pins,
-            is_batch=parameters.is_batch,
-            prediction=parameters.prediction,
-            speculate=parameters.speculate,
-            peer=parameters.peer,
-        )
 
     def _written(self, number: int, deltas: list[Delta]) -> list[Piece]:
         pieces = []
