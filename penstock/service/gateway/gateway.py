@@ -24,8 +24,7 @@ from penstock.service.gateway.answers import AnswerCache
 from penstock.service.gateway.book import RuleBook
 from penstock.service.gateway.keys import KeyRecord, record_of
 from penstock.service.gateway.limits import Meter
-from penstock.service.gateway.names import Targets, targets_of
-from penstock.service.gateway.settings import OUTSIDE, GatewaySettings, TenantSettings
+from penstock.service.gateway.settings import OUTSIDE, GatewaySettings, Targets, TenantSettings, targets_of
 from penstock.service.gateway.shedding import FleetLoad, shed_chance
 from penstock.service.gateway.ticket import Admittance, Asking, Denied, Spent
 from penstock.service.marks import TokenBound

@@ -16,9 +16,9 @@ from penstock.service.edge.access import Access, ApiKeys, is_public, key_of
 from penstock.service.edge.bodies import IN_FLIGHT, BodiesInFlight
 from penstock.service.edge.flow import StallWatch
 from penstock.service.edge.frames import SOCKET_PATHS
-from penstock.service.edge.lots import RandomNames
 from penstock.service.edge.memory import needs_trim, trim_memory
 from penstock.service.edge.refusal import Refusal, not_found, unavailable
+from penstock.service.edge.stamp import RandomNames
 from penstock.service.edge.tls import TlsContexts
 from penstock.service.gateway.gateway import Gateway
 from penstock.service.gateway.keys import KeyRecord
@@ -32,7 +32,6 @@ from penstock.service.router.kept.bills import BillCollector
 from penstock.service.router.kept.holders import LISTS, keeps, kept_ids
 from penstock.service.router.kept.lists import merged_list
 from penstock.service.router.members import Members
-from penstock.service.router.pages import is_for_any_replica, page_answer
 from penstock.service.router.policy import RoutedCall
 from penstock.service.router.proxy.asked import BYTES_PER_TOKEN, NOTHING, Wanted, chunk_hashes, wanted_of
 from penstock.service.router.proxy.client import InboundConnection
@@ -41,7 +40,7 @@ from penstock.service.router.proxy.job import AdmittedRequest, Job, RelayOutcome
 from penstock.service.router.proxy.relay import Relay
 from penstock.service.router.proxy.replica_pool import ReplicaPool
 from penstock.service.router.proxy.sockets import RelayedSocket
-from penstock.service.router.surface import OWN_ROUTES, metrics, metrics_of_no_tenant
+from penstock.service.router.surface import OWN_ROUTES, is_for_any_replica, metrics, metrics_of_no_tenant, page_answer
 from penstock.service.router.trace import RouterTracer
 from penstock.service.upstream.connections import fetch
 

@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 
 from penstock.config import RouterConfig
 from penstock.service.gateway.settings import OUTSIDE
-from penstock.service.router.feed import BlockFollower
 from penstock.service.router.fleet import LiveFleet, LiveReplica
 from penstock.service.router.policy import TOLD_POLICIES
-from penstock.service.router.probe import Probe
+from penstock.service.router.probe import BlockFollower, Probe
 from penstock.service.router.proxy.replica_pool import ReplicaPool
 from penstock.service.upstream.endpoint import endpoint_of
 

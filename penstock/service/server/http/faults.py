@@ -4,6 +4,7 @@ Messages never say how we are built: no paths, no addresses, no stacks.
 """
 
 import logging
+import re
 from collections.abc import Mapping
 from enum import Enum
 from typing import Any, NamedTuple
@@ -149,3 +150,26 @@ def log_fault(error: ApiError, scope: Mapping[str, Any]) -> None:
         request_id, status, code = exchange_of(scope).name, error.status, error.code or error.kind.words
         fields = {"request": request_id, "route": route, "status": status, "code": code}
         LOGGER.log(level, "request %s %s: %d %s, %s", request_id, ended, status, code, route, extra={"fields": fields})
+
+
+SHOWN = 40
+"""Characters of a refused name that are told."""
+
+
+class NameRule(NamedTuple):
+    """Names that a dialect takes, and how that is told."""
+
+    pattern: re.Pattern[str]
+    words: str
+
+
+OPENAI_NAMES = NameRule(re.compile(r"[a-zA-Z0-9_-]{1,64}"), "use letters, digits, _ and -, at most 64 of them")
+ANTHROPIC_NAMES = NameRule(re.compile(r"[a-zA-Z0-9_-]{1,128}"), "use letters, digits, _ and -, at most 128 of them")
+OLLAMA_NAMES = NameRule(re.compile(r"[^\x00-\x1f\x7f-\x9f]{1,512}"), "leave control characters out")
+
+
+def checked_name(name: str, rule: NameRule, where: str) -> str:
+    """The name. Raises an error that names the field."""
+    if rule.pattern.fullmatch(name) is None:
+        raise invalid(f"{where} is {name[:SHOWN]!a}; {rule.words}", where)
+    return name

@@ -4,7 +4,7 @@ from typing import Any
 
 from starlette.requests import Request
 
-from penstock.service.server.anthropic.models import anthropic_model, anthropic_models
+from penstock.service.server.anthropic.routes import anthropic_model, anthropic_models
 from penstock.service.server.front import Front
 from penstock.service.server.http.answer import Json
 from penstock.service.server.http.faults import ApiError, ErrorKind

@@ -17,8 +17,7 @@ from penstock.service.server.generation import (
     ToolCall,
     reasoning_variables,
 )
-from penstock.service.server.http.faults import invalid, unsupported
-from penstock.service.server.names import OPENAI_NAMES, checked_name
+from penstock.service.server.http.faults import OPENAI_NAMES, checked_name, invalid, unsupported
 from penstock.service.server.openai.forms import output_form
 from penstock.service.server.openai.protocol import (
     ChatBody,

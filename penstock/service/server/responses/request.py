@@ -14,8 +14,7 @@ from penstock.service.server.generation import (
     ToolChoice,
     reasoning_variables,
 )
-from penstock.service.server.http.faults import invalid, unsupported
-from penstock.service.server.names import OPENAI_NAMES, checked_name
+from penstock.service.server.http.faults import OPENAI_NAMES, checked_name, invalid, unsupported
 from penstock.service.server.openai.request import cache_hints
 from penstock.service.server.openai.tools import tool_choice_of
 from penstock.service.server.responses.items import messages_of
