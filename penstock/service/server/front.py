@@ -24,7 +24,7 @@ from penstock.service.server.http.body import BodyReader
 from penstock.service.server.http.call import Call
 from penstock.service.server.http.calls import Calls, OpenCall
 from penstock.service.server.http.connection import exchange_of
-from penstock.service.server.http.faults import busy, invalid
+from penstock.service.server.http.faults import ApiError, ErrorKind, busy, invalid
 from penstock.service.server.http.relay import RELAYED, check_resumed, relayed_of
 from penstock.service.server.http.trace import SpanTracer
 from penstock.service.server.jobs.bills import Bills
@@ -346,6 +346,20 @@ class Front:
 
     def answer(self, prepared: Prepared, begun: Begun[Any]) -> Counted:
         return Counted(self.book, prepared, begun)
+
+
+async def body_of(request: Request, type_: type[B], refused: Mapping[str, str] | None = None) -> B:
+    """The checked body of a request that is for no model."""
+    front: Front = request.app.state.front
+    body, _ = await front.bodies.read(request, type_, refused or {})
+    return body
+
+
+def check_admin(request: Request, message: str) -> None:
+    """Where there are keys, only an admin's may go on."""
+    front: Front = request.app.state.front
+    if front.config.is_keyed and not exchange_of(request.scope).is_admin:
+        raise ApiError(ErrorKind.PERMISSION, message, code="admin_only")
 
 
 def tenant_of(request: Request) -> str:

@@ -323,11 +323,13 @@ class ServedModels:
             return adapted
         if name.endswith(LATEST):
             return self.find(name.removesuffix(LATEST))
+        raise self.unknown(name)
+
+    def unknown(self, name: str) -> ApiError:
+        """The error that names the models there are."""
         there = ", ".join(repr(model.name) for model in self.known[:20])
-        if not there:
-            raise loading()
         message = f"the model {name[:80]!r} is not served here; it is {there}"
-        raise ApiError(ErrorKind.NOT_FOUND, message, param="model", code="model_not_found")
+        return ApiError(ErrorKind.NOT_FOUND, message, param="model", code="model_not_found") if there else loading()
 
 
 def loading() -> ApiError:

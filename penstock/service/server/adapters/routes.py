@@ -7,9 +7,8 @@ import msgspec
 from starlette.requests import Request
 
 from penstock.service.server.adapters.table import AdapterTable
-from penstock.service.server.front import Front
+from penstock.service.server.front import Front, body_of, check_admin
 from penstock.service.server.http.answer import Json, Plain
-from penstock.service.server.http.connection import exchange_of
 from penstock.service.server.http.faults import ApiError, ErrorKind, invalid
 
 MAX_NAME = 256
@@ -35,7 +34,7 @@ class UnloadBody(msgspec.Struct):
 async def load_adapter(request: Request) -> Plain:
     """vLLM's /v1/load_lora_adapter."""
     table, front = _table(request)
-    body, _ = await front.bodies.read(request, LoadBody, {})
+    body = await body_of(request, LoadBody)
     path = table.path_of(body.lora_path)
     is_taken = table.get(body.lora_name) is not None or any(
         model.known_name == body.lora_name for model in front.models
@@ -52,8 +51,8 @@ async def load_adapter(request: Request) -> Plain:
 
 async def unload_adapter(request: Request) -> Plain:
     """vLLM's /v1/unload_lora_adapter; answered when nobody uses it any more."""
-    table, front = _table(request)
-    body, _ = await front.bodies.read(request, UnloadBody, {})
+    table, _ = _table(request)
+    body = await body_of(request, UnloadBody)
     if table.get(body.lora_name) is None:
         message = f"the adapter {body.lora_name[:80]!r} is not served here"
         raise ApiError(ErrorKind.NOT_FOUND, message, param="lora_name", code="model_not_found")
@@ -80,10 +79,7 @@ async def scale_adapters(request: Request) -> Json:
 
 def _table(request: Request) -> tuple[AdapterTable, Front]:
     front: Front = request.app.state.front
-    if front.config.is_keyed and not exchange_of(request.scope).is_admin:
-        raise ApiError(
-            ErrorKind.PERMISSION, "adapters are an admin's to change; send an --admin-key", code="admin_only"
-        )
+    check_admin(request, "adapters are an admin's to change; send an --admin-key")
     table = front.models.adapters
     if not isinstance(table, AdapterTable):
         raise ApiError(

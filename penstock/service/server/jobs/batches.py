@@ -8,13 +8,13 @@ import msgspec
 from starlette.requests import Request
 
 from penstock.service.edge.paging import page_of
-from penstock.service.server.front import caller_of, tenant_of
+from penstock.service.server.front import body_of, caller_of, tenant_of
 from penstock.service.server.http.answer import Json
 from penstock.service.server.http.faults import ApiError, ErrorKind, invalid
 from penstock.service.server.jobs.endpoints import ENDPOINTS
 from penstock.service.server.jobs.files import file_row
 from penstock.service.server.jobs.lines import batch_bound
-from penstock.service.server.jobs.protocol import REFUSED, BatchBody
+from penstock.service.server.jobs.protocol import BatchBody
 from penstock.service.server.jobs.runner import BatchRunner
 from penstock.service.server.jobs.service import Jobs
 from penstock.service.server.prepare import check_bound
@@ -28,7 +28,7 @@ WINDOW_S = 24 * 3600
 async def create_batch(request: Request) -> Json:
     jobs: Jobs = request.app.state.jobs
     runner: BatchRunner = request.app.state.batch_runner
-    body, _ = await jobs.responses.front.bodies.read(request, BatchBody, REFUSED)
+    body = await body_of(request, BatchBody)
     caller = caller_of(request)
     tenant = caller.tenant
     if body.endpoint not in ENDPOINTS:

@@ -8,7 +8,7 @@ from typing import Any
 
 from starlette.requests import Request
 
-from penstock.service.server.front import Front
+from penstock.service.server.front import Front, body_of
 from penstock.service.server.http.answer import Json, Plain
 from penstock.service.server.http.faults import invalid
 from penstock.service.server.ollama.dialect import line_of
@@ -37,9 +37,7 @@ async def processes(request: Request) -> Json:
 
 
 async def show(request: Request) -> Json:
-    front: Front = request.app.state.front
-    body, _ = await front.bodies.read(request, NameBody, {})
-    model = front.models.find(_name(body))
+    _, model = await _named(request)
     card = model.card
     architecture = card.family or "unknown"
     return Json(
@@ -62,9 +60,7 @@ async def show(request: Request) -> Json:
 
 async def pull(request: Request) -> Plain:
     """A model that is served is here already. Others are the operator's to fetch: `penstock pull`."""
-    front: Front = request.app.state.front
-    body, _ = await front.bodies.read(request, NameBody, {})
-    model = front.models.find(_name(body))
+    body, model = await _named(request)
     digest = _digest(model)
     size = model.card.size_bytes
     lines: list[dict[str, Any]] = [
@@ -78,9 +74,7 @@ async def pull(request: Request) -> Plain:
 
 
 async def delete(request: Request) -> Json:
-    front: Front = request.app.state.front
-    body, _ = await front.bodies.read(request, NameBody, {})
-    model = front.models.find(_name(body))
+    _, model = await _named(request)
     raise invalid(f"{model.name[:80]!r} is being served; stop the server before its files are deleted", "model")
 
 
@@ -95,11 +89,13 @@ def capabilities(model: ServedModel) -> list[str]:
     return found
 
 
-def _name(body: NameBody) -> str:
+async def _named(request: Request) -> tuple[NameBody, ServedModel]:
+    body = await body_of(request, NameBody)
     name = body.model or body.name
     if not name:
         raise invalid("model is missing; send it", "model", "missing_required_parameter")
-    return name
+    front: Front = request.app.state.front
+    return body, front.models.find(name)
 
 
 def _entry(model: ServedModel) -> dict[str, Any]:
