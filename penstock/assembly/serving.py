@@ -100,9 +100,7 @@ def serve_engines(make: Callable[[], Engines], server: ServerConfig) -> int:
     """`make` is called inside the event loop that all of it lives on."""
     import uvloop
 
-    _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))  # every client is an open file
-
+    allow_files()
     keep_large_apart()
 
     async def run() -> int:
@@ -316,6 +314,12 @@ class _HttpServer(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Any:
         yield
+
+
+def allow_files() -> None:
+    """As many as the system lets us have: every client is an open file."""
+    _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
 
 
 def bind(host: str, port: int) -> socket.socket:
