@@ -127,14 +127,9 @@ class Counted:
         self._book = book
         self._prepared = prepared
         self._caller = begun.caller
-        self._answer = HttpAnswer(
-            call,
-            prepared.encoder,
-            prepared.delivery,
-            timings=model.meters.timings,
-            retry_after_s=model.admission.retry_after_s,
-            headers=[*model.admission.limits(begun.caller.tenant), *begun.headers],
-        )
+        headers = [*model.admission.limits(begun.caller.tenant), *begun.headers]
+        times, retry_after_s = model.meters.timings, model.admission.retry_after_s
+        self._answer = HttpAnswer(call, prepared.encoder, prepared.delivery, times, retry_after_s, headers)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         book, prepared = self._book, self._prepared

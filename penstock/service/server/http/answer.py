@@ -8,6 +8,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import copy_context
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -31,30 +32,21 @@ PATIENCE_S = 0.5
 """How long a stream's headers wait for its first news."""
 
 
+@dataclass(slots=True)
 class HttpAnswer:
-    """An ASGI response. `timings` is asked for the times of the call when it has ended."""
+    """An ASGI response."""
 
-    def __init__(
-        self,
-        call: Call,
-        encoder: AnswerEncoder,
-        delivery: Delivery,
-        *,
-        timings: Callable[[Call], dict[str, float]],
-        retry_after_s: Callable[[], int],
-        headers: list[tuple[bytes, bytes]],
-    ) -> None:
-        self._call = call
-        self._encoder = encoder
-        self._is_stream = delivery.is_stream
-        self._reports_timings = delivery.reports_timings
-        self._timings = timings
-        self._retry_after_s = retry_after_s
-        self._headers = headers
-        self._is_resumed = False
-        self.is_sent = False
-        """All of it is on its way, with what it took."""
-        self._scope: Any = None
+    _call: Call
+    _encoder: AnswerEncoder
+    _delivery: Delivery
+    _timings: Callable[[Call], dict[str, float]]
+    """Asked for the times of the call when it has ended."""
+    _retry_after_s: Callable[[], int]
+    _headers: list[tuple[bytes, bytes]]
+    is_sent: bool = False
+    """All of it is on its way, with what it took."""
+    _is_resumed: bool = False
+    _scope: Any = None
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         call = self._call
@@ -62,13 +54,13 @@ class HttpAnswer:
         connection = scope["penstock.connection"]
         call.abort = connection.abort
         relayed = RELAYED.get()
-        if relayed is not None and relayed.resumed is not None and self._is_stream:
+        if relayed is not None and relayed.resumed is not None and self._delivery.is_stream:
             self._pass_over(relayed.resumed)
         if not call.is_over:
             call.start()
         watcher = asyncio.create_task(_cancel_when_gone(receive, call))
         try:
-            await (self._stream(send, connection) if self._is_stream else self._whole(send))
+            await (self._stream(send, connection) if self._delivery.is_stream else self._whole(send))
         except Failure as failure:
             if failure.finish.reason is FinishReason.CANCELLED:
                 return  # nobody listens
@@ -92,7 +84,7 @@ class HttpAnswer:
             encoder.keep(await call.news())
         await self._before_end()
         times = self._timings(call)
-        body = msgspec.json.encode(encoder.whole(call, times if self._reports_timings else None))
+        body = msgspec.json.encode(encoder.whole(call, times if self._delivery.reports_timings else None))
         headers = [
             (b"content-type", b"application/json"),
             (b"content-length", str(len(body)).encode()),
@@ -139,7 +131,7 @@ class HttpAnswer:
                     await self._write(send, report(pieces))
             call.is_streaming = False
             await self._before_end()
-            data = encoder.closing(call, self._timings(call) if self._reports_timings else None)
+            data = encoder.closing(call, self._timings(call) if self._delivery.reports_timings else None)
             if marker is not None:
                 data += marks.end_mark(token_count(call))
             await send({"type": "http.response.body", "body": data})
