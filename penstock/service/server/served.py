@@ -15,7 +15,6 @@ from penstock.runtime.text.tokenizer.tokenizer import Tokenizer
 from penstock.runtime.text.watermark import Watermark
 from penstock.service.server.blocks import BlockIndex
 from penstock.service.server.http.admission import Admission
-from penstock.service.server.http.call import greedy_canary
 from penstock.service.server.http.faults import ApiError, ErrorKind, busy, invalid
 from penstock.service.server.http.meters import Meters
 from penstock.service.server.pins import PinLedger
@@ -181,7 +180,7 @@ class ServedModel:
             return True
         if now - max(self._canary_s, self.meters.last_token_s) < FRESH_S:
             return True
-        request = greedy_canary(self.client.next_id())
+        request = self._greedy(1, (1,), "canary")
         stream = self.client.submit(request)
         try:
             async with asyncio.timeout(CANARY_S):
@@ -200,16 +199,7 @@ class ServedModel:
 
         Empty if another request came meanwhile, or the answer did not come to its end.
         """
-        params = SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True)
-        number, is_alone = self.client.next_id(), not self.client.num_open
-        request = Request(
-            request_id=number,
-            prompt=prompt,
-            params=params,
-            arrival_s=time.monotonic(),
-            salt=f"canary {number}",
-            speculate=0,
-        )
+        is_alone, request = not self.client.num_open, self._greedy(count, prompt, f"canary {time.monotonic_ns()}")
         stream = self.client.submit(request)
         token_ids: list[int] = []
         try:
@@ -217,8 +207,14 @@ class ServedModel:
                 token_ids += delta.token_ids
         finally:
             self.client.cancel(request.request_id)
-        is_alone = is_alone and self.client.next_id() == number + 1
+        is_alone = is_alone and self.client.next_id() == request.request_id + 1
         return tuple(token_ids) if is_alone and len(token_ids) == count else ()
+
+    def _greedy(self, count: int, prompt: tuple[int, ...], salt: str) -> Request:
+        """So many tokens through the real path, none of them drawn by lot or guessed before."""
+        params = SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True)
+        number, now = self.client.next_id(), time.monotonic()
+        return Request(request_id=number, prompt=prompt, params=params, arrival_s=now, salt=salt, speculate=0)
 
 
 class AdaptedModel(ServedModel):

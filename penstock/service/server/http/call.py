@@ -242,9 +242,3 @@ def _finish_of(request: Request, tokens: Sequence[int]) -> Finish | None:
     if params.max_tokens is not None and len(tokens) >= params.max_tokens:
         return Finish(FinishReason.LENGTH)
     return None
-
-
-def greedy_canary(request_id: int) -> Request:
-    """One token through the real path, to prove that it works."""
-    params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
-    return Request(request_id=request_id, prompt=(1,), params=params, arrival_s=time.monotonic(), salt="canary")
