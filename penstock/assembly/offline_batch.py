@@ -23,7 +23,7 @@ from penstock.service.server.generation import Caller
 from penstock.service.server.http.faults import ApiError
 from penstock.service.server.jobs.lines import BatchLine, answer_line, check_lines, failed_line, lines_of, read_line
 from penstock.service.server.jobs.runner import OVERBOOKED, answer_request
-from penstock.service.server.responses.service import Responses, make_responses
+from penstock.service.server.responses.routes import Responses, make_responses
 from penstock.service.server.served import ServedModel, ServedModels
 from penstock.service.server.text import Text
 from penstock.service.store import responses

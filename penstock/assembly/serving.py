@@ -36,8 +36,7 @@ from penstock.service.server.http.record import TraceRecorder
 from penstock.service.server.http.trace import SpanTracer
 from penstock.service.server.jobs.runner import BatchRunner
 from penstock.service.server.jobs.service import Jobs, keep_house
-from penstock.service.server.responses.routes import resume_background
-from penstock.service.server.responses.service import make_responses
+from penstock.service.server.responses.routes import make_responses, resume_background
 from penstock.service.server.served import ServedModel, ServedModels
 from penstock.service.server.text import Text
 from penstock.service.server.threads import on_daemon_thread

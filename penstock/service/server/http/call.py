@@ -6,7 +6,7 @@ A call has one or more prompts with the same parameters, n choices each; choice 
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from penstock.runtime.core.batch import Delta, Finish, FinishReason
@@ -42,12 +42,23 @@ class CallParameters:
 
     def request(self, request_id: int, prompt: tuple[int, ...], arrival_s: float) -> Request:
         """What the engine is asked for one prompt."""
-        asked = {name: getattr(self, name) for name in ENGINE_FIELDS}
-        return Request(request_id=request_id, prompt=prompt, params=self.sampling, arrival_s=arrival_s, **asked)
-
-
-ENGINE_FIELDS = tuple(one.name for one in fields(CallParameters) if one.name not in ("sampling", "rules"))
-"""Of a call's parameters, those that the engine reads by the same names."""
+        return Request(
+            request_id=request_id,
+            prompt=prompt,
+            params=self.sampling,
+            arrival_s=arrival_s,
+            priority=self.priority,
+            deadline_s=self.deadline_s,
+            tenant=self.tenant,
+            adapter=self.adapter,
+            salt=self.salt,
+            session=self.session,
+            pins=self.pins,
+            is_batch=self.is_batch,
+            prediction=self.prediction,
+            speculate=self.speculate,
+            peer=self.peer,
+        )
 
 
 class Failure(Exception):

@@ -13,8 +13,7 @@ from penstock.service.server.openai.chat import prepare_chat
 from penstock.service.server.openai.completions import prepare_text
 from penstock.service.server.openai.embeddings import embed_body
 from penstock.service.server.responses import protocol as responses
-from penstock.service.server.responses.routes import all_items, prepare_response
-from penstock.service.server.responses.service import Responses
+from penstock.service.server.responses.routes import Responses, all_items, prepare_response
 from penstock.service.server.served import ServedModel
 from penstock.service.server.usage import usage_of
 from penstock.service.store.jobs import LineUsage

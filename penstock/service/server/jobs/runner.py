@@ -38,7 +38,7 @@ from penstock.service.server.jobs.lines import (
     unanswered_line,
 )
 from penstock.service.server.jobs.service import Jobs
-from penstock.service.server.responses.service import Responses
+from penstock.service.server.responses.routes import Responses
 from penstock.service.store import jobs as tables
 from penstock.service.store.bills import AccountRow, account_of, add_bill
 from penstock.service.store.database import Transaction, reading, writing

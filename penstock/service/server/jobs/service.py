@@ -9,7 +9,7 @@ from functools import partial
 
 from penstock.errors import StoreError
 from penstock.service.server.responses.kept import KeptResponses
-from penstock.service.server.responses.service import Responses
+from penstock.service.server.responses.routes import Responses
 from penstock.service.store import jobs as tables
 from penstock.service.store.jobs import BatchRow
 from penstock.service.store.storage import Storage

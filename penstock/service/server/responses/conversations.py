@@ -14,7 +14,7 @@ from penstock.service.server.http.relay import random_hex
 from penstock.service.server.responses.items import input_items
 from penstock.service.server.responses.kept import KeptResponses
 from penstock.service.server.responses.protocol import ConversationBody, ConversationItemsBody, Item
-from penstock.service.server.responses.service import Responses
+from penstock.service.server.responses.routes import Responses
 from penstock.service.store.responses import ConversationRow
 
 

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -11,20 +12,38 @@ import msgspec
 from starlette.requests import Request
 
 from penstock.service.edge.paging import page_of
-from penstock.service.server.front import Begun, Counted, Prepared, tenant_of
+from penstock.service.server.front import Begun, Counted, Front, Prepared, tenant_of
 from penstock.service.server.generation import Caller, Delivery
 from penstock.service.server.http.answer import Json, Send
 from penstock.service.server.http.faults import ApiError, invalid
+from penstock.service.server.http.relay import random_hex
 from penstock.service.server.http.sse import HEADERS
+from penstock.service.server.jobs.bills import Bills
 from penstock.service.server.prepare import prepare, prompt_of_chat
-from penstock.service.server.responses.background import EventLog
+from penstock.service.server.responses.background import BackgroundResponses, EventLog
 from penstock.service.server.responses.encoder import ResponseEncoder
 from penstock.service.server.responses.items import input_items
-from penstock.service.server.responses.kept import Fields
+from penstock.service.server.responses.kept import Fields, KeptResponses
 from penstock.service.server.responses.protocol import REFUSED, InputBody, Item, ResponseBody
 from penstock.service.server.responses.request import chat_of, generation_of, num_top_of
-from penstock.service.server.responses.service import Responses, new_response_id
 from penstock.service.server.served import ServedModel
+from penstock.service.store.database import Database
+
+
+@dataclass(frozen=True, slots=True)
+class Responses:
+    front: Front
+    kept: KeptResponses
+    background: BackgroundResponses
+    bills: Bills
+
+
+def make_responses(front: Front, database: Database) -> Responses:
+    return Responses(front, KeptResponses(database), BackgroundResponses(front), Bills(database))
+
+
+def new_response_id() -> str:
+    return f"resp_{random_hex()}"
 
 
 async def create_response(request: Request) -> "Counted | Json | Followed":
