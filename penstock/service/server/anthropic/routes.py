@@ -24,13 +24,8 @@ async def create_message(request: Request) -> Counted:
 
 async def prepare_message(front: Front, model: ServedModel, caller: Caller, body: MessagesBody) -> Prepared:
     call = await prepare(model, caller, generation_of(body))
-    encoder = MessageEncoder(
-        f"msg_{random_hex()}",
-        model.name,
-        max_tokens=body.max_tokens,
-        request_id=caller.request_id,
-        tells_miss=body.diagnostics is not None,
-    )
+    message_id, tells_miss = f"msg_{random_hex()}", body.diagnostics is not None
+    encoder = MessageEncoder(message_id, model.name, body.max_tokens, caller.request_id, tells_miss)
     return Prepared(model, call, encoder, delivery_of(body))
 
 
