@@ -150,7 +150,7 @@ def test_64_spenders_never_pass_a_budget_with_a_restart_and_two_gateways(opened)
     first = Gateway(rules, first_database, NOW)
 
     def all_written(*gateways: Gateway) -> None:
-        while any(gateway.num_unwritten for gateway in gateways):
+        while any(gateway.ledger.num_unwritten for gateway in gateways):
             time.sleep(0.01)
 
     done = asyncio.run(spend(first, 64))

@@ -84,15 +84,6 @@ class Gateway:
         if self.num_later:
             self.num_unbilled += self.database.write(lambda t: later.expire_later(t, unix_s)).result()
 
-    @property
-    def num_unwritten(self) -> int:
-        """Records that the database has not taken yet."""
-        return self.ledger.num_unwritten
-
-    @property
-    def num_lost(self) -> int:
-        return self.ledger.num_lost
-
     # A request
 
     def identify(self, key: bytes, unix_s: float) -> KeyRecord | None:
@@ -329,14 +320,13 @@ class Gateway:
     # Reading
 
     def metrics(self) -> list[Metric]:
+        ledger = self.ledger
         return [
             self.denied,
             self.tokens,
             self.cost,
-            Gauge(
-                "penstock_gateway_unwritten", "Records on the way to the database", lambda: float(self.num_unwritten)
-            ),
-            Gauge("penstock_gateway_records_lost", "Records the journal had no room for", lambda: float(self.num_lost)),
+            Gauge("penstock_gateway_unwritten", "Records on the way to the database", lambda: ledger.num_unwritten),
+            Gauge("penstock_gateway_records_lost", "Records the journal had no room for", lambda: ledger.num_lost),
             Gauge("penstock_gateway_later", "Requests whose bills are to come", lambda: float(self.num_later)),
             Gauge("penstock_gateway_unbilled", "Requests nobody billed in time", lambda: float(self.num_unbilled)),
             Gauge("penstock_gateway_cache_hits", "Answers given again", lambda: float(self.answers.num_hits)),

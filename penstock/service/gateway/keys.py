@@ -122,9 +122,6 @@ class KeyRing:
     def __init__(self, records: list[KeyRecord]) -> None:
         self._by_id = {record.key_id: record for record in records}
 
-    def __len__(self) -> int:
-        return len(self._by_id)
-
     def find(self, key: bytes, unix_s: float) -> KeyRecord | None:
         """Whose key it is; None if it is unknown, expired or revoked. An unknown id costs as much time as a known one."""
         prefix, _, rest = key.partition(b"_")

@@ -26,10 +26,6 @@ class LineFault(NamedTuple):
     line: int | None
     param: str | None = None
 
-    @property
-    def value(self) -> dict[str, Any]:
-        return self._asdict()
-
 
 class BatchLine(NamedTuple):
     number: int

@@ -142,7 +142,7 @@ class BatchRunner:
         num_total, faults = await asyncio.to_thread(check_lines, path, row.endpoint)
         now = int(time.time())
         if faults:
-            errors = {"errors": [fault.value for fault in faults], "failed_at": now}
+            errors = {"errors": [fault._asdict() for fault in faults], "failed_at": now}
 
             def work(transaction: Transaction) -> None:
                 _merge(transaction, row.id, "failed", errors, num_total)
