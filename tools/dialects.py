@@ -6,16 +6,18 @@ from typing import Any
 import msgspec
 
 from penstock.service.server.anthropic import protocol as anthropic
+from penstock.service.server.anthropic.dialect import DIALECT as ANTHROPIC
 from penstock.service.server.app import ROUTES, dialect_of
-from penstock.service.server.jobs import protocol as jobs
 from penstock.service.server.ollama import protocol as ollama
+from penstock.service.server.ollama.dialect import DIALECT as OLLAMA
 from penstock.service.server.openai import protocol as openai
+from penstock.service.server.openai.dialect import DIALECT as OPENAI
 from penstock.service.server.responses import protocol as responses
 
 DIALECTS = (
-    ("OpenAI", "openai", (openai.REFUSED, responses.REFUSED, jobs.REFUSED)),
-    ("Anthropic", "anthropic", (anthropic.REFUSED,)),
-    ("Ollama", "ollama", (ollama.REFUSED,)),
+    ("OpenAI", OPENAI, (openai.REFUSED, responses.REFUSED)),
+    ("Anthropic", ANTHROPIC, (anthropic.REFUSED,)),
+    ("Ollama", OLLAMA, (ollama.REFUSED,)),
 )
 OURS = ("/app/", "/livez", "/readyz", "/health", "/metrics", "/version", "/docs", "/openapi.json", "/assets", "/icon")
 HEAD = """# What is supported, by dialect
@@ -27,10 +29,10 @@ and named in the answer's `x-penstock-ignored` header; `strict=true` refuses the
 
 def page() -> str:
     parts = [HEAD]
-    for title, name, refused in DIALECTS:
+    for title, dialect, refused in DIALECTS:
         parts.append(f"## {title}\n\n| | path | | fields |\n|---|---|---|---|")
         for route in ROUTES:
-            if dialect_of(route.path, False).name == name and not route.path.startswith(OURS) and route.path != "/":
+            if dialect_of(route.path, False) is dialect and not route.path.startswith(OURS) and route.path != "/":
                 parts.append(f"| {route.method} | `{route.path}` | {route.help} | {_fields(route.body)} |")
         parts.append("")
         known = {field: way_out for table in refused for field, way_out in table.items()}

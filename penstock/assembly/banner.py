@@ -15,8 +15,7 @@ USER_TOKENS = 2048
 
 
 def banner(facts: Facts, server: ServerConfig, port: int, phases: Sequence[tuple[str, float]], seconds: float) -> str:
-    host = f"[{server.host}]" if ":" in server.host else server.host
-    url = f"{server.tls.scheme}://{host}:{port}"
+    url = _url(server, port)
     lines = ["", f"  Penstock serves {printable(facts.model)} at {url}/v1", ""]
     lines += [f"  {name:<18}{format_bytes(size):>12}" for name, size in facts.memory]
     lines += ["", f"  {capacity(facts)}", f"  started in {seconds:.1f} s{_phases(phases)}", ""]
@@ -26,15 +25,12 @@ def banner(facts: Facts, server: ServerConfig, port: int, phases: Sequence[tuple
 
 def pool_banner(residents: Sequence[Resident], budget_bytes: int | None, server: ServerConfig, port: int) -> str:
     """For several models, before any is loaded."""
-    host = f"[{server.host}]" if ":" in server.host else server.host
-    url = f"{server.tls.scheme}://{host}:{port}"
+    url = _url(server, port)
     room = "" if budget_bytes is None else f", together in {format_bytes(budget_bytes)}"
     lines = ["", f"  Penstock serves {len(residents)} models at {url}/v1, each loaded when asked for{room}", ""]
     for one in residents:
         lines.append(f"  {printable(one.name)}{'  (pinned)' if one.is_pinned else ''}")
-    body = json.dumps({"model": residents[0].name, "messages": [{"role": "user", "content": "Hello!"}]})
-    key = " -H 'Authorization: Bearer YOUR_KEY'" if server.keys else ""
-    lines += ["", "  try it:", f"  curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'"]
+    lines += ["", "  try it:", f"  {chat_curl(residents[0].name, server, url)}"]
     return "\n".join([*lines, *_pages(url), ""])
 
 
@@ -52,10 +48,19 @@ def capacity(facts: Facts) -> str:
 def curl(facts: Facts, server: ServerConfig, url: str) -> str:
     if not facts.can_generate:
         return f"curl {url}/v1/embeddings -H 'Content-Type: application/json' -d '{{\"input\": \"Hello!\"}}'"
-    body = json.dumps({"model": facts.model, "messages": [{"role": "user", "content": "Hello!"}]})
+    return chat_curl(facts.model, server, url)
+
+
+def chat_curl(model: str, server: ServerConfig, url: str) -> str:
+    body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello!"}]})
     key = " -H 'Authorization: Bearer YOUR_KEY'" if server.keys else ""
     quoted = body.replace("'", "'\\''")
     return f"curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{quoted}'"
+
+
+def _url(server: ServerConfig, port: int) -> str:
+    host = f"[{server.host}]" if ":" in server.host else server.host
+    return f"{server.tls.scheme}://{host}:{port}"
 
 
 def _pages(url: str) -> list[str]:

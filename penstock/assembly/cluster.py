@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.assembly.routing import listen_for
-from penstock.assembly.serving import bind, package_version
+from penstock.assembly.serving import DROPPED_STATUS, bind, package_version
 from penstock.console.files import write_file
 from penstock.errors import ConfigError
 from penstock.log import say, set_up
@@ -18,12 +18,12 @@ from penstock.service.cluster.controller import Controller, ReplicaPhase
 from penstock.service.cluster.place import RayCluster
 from penstock.service.config import ClusterConfig, ListenConfig, RouterConfig
 from penstock.service.router.app import RouterApp
+from penstock.service.router.fleet import LiveReplica
 from penstock.tools.sim.scaling import ArrivalCurve, Scaling, ServedRate
 
 LOGGER = logging.getLogger(__name__)
 COLD = "cold"
 """Stands in the fleet for replicas that can be started: a request that finds no other waits for one."""
-DROPPED_STATUS = 1
 PENDING, PENDING_PREDICTED = 16.0, 64.0
 """Pending requests a replica, unless asked: where misses are predicted they are no more than a net."""
 CURVE_S = 60.0
@@ -65,16 +65,17 @@ class RouterTraffic:
         return self._num_gone + sum(replica.num_served for replica in self._app.fleet)
 
     def num_pending(self, name: str) -> int:
-        replica = self._app.fleet.get(name)
-        return 0 if replica is None else replica.num_pending
+        return self._replica(name).num_pending
 
     def num_queued(self, name: str) -> int:
-        replica = self._app.fleet.get(name)
-        return 0 if replica is None else replica.num_waiting
+        return self._replica(name).num_waiting
 
     def kv_fraction(self, name: str) -> float:
-        replica = self._app.fleet.get(name)
-        return 0.0 if replica is None else replica.kv_usage_fraction
+        return self._replica(name).kv_usage_fraction
+
+    def _replica(self, name: str) -> LiveReplica:
+        """One that has left has nothing to do."""
+        return self._app.fleet.get(name) or LiveReplica(name, "")
 
     def add(self, name: str, url: str) -> None:
         self._app.add_replica(name, url)

@@ -116,16 +116,8 @@ def _real(config: EngineConfig, on_phase: OnPhase, step_log: Path | None, peers:
     rows = [("weights", sizing.weight_bytes), ("KV cache", sizing.kv_bytes)]
     if sizing.workspace_bytes:
         rows.append(("workspace", sizing.workspace_bytes))
-    facts = Facts(
-        model=name,
-        max_context=sizing.max_context,
-        vocab_size=loaded.spec.vocab_size,
-        num_blocks=sizing.num_blocks,
-        block_size=sizing.block_size,
-        max_sequences=config.scheduler.max_sequences,
-        max_waiting=config.scheduler.max_waiting,
-        max_waiting_tokens=config.scheduler.max_waiting_tokens,
-        memory=tuple(rows),
+    facts = replace(
+        _facts(config, sizing, name, loaded.spec.vocab_size, tuple(rows)),
         max_batch_tokens=engine.scheduler.limits.max_batch_tokens,
         device=str(loaded.device.torch_device),
         num_active_parameters=loaded.spec.num_active_parameters,
@@ -212,8 +204,15 @@ def _machine(
         step_size=step_size(config, "cpu") if isinstance(runner, Paced) and runner.token_s else None,
     )
     on_phase("make the model")
-    facts = Facts(
-        model=config.model.model,
+    facts = _facts(config, sizing, config.model.model, vocab_size, (("KV cache", sizing.kv_bytes),))
+    return Machine(engine, replace(facts, embedding_size=EMBEDDING_SIZE), _embed)
+
+
+def _facts(
+    config: EngineConfig, sizing: Sizing, model: str, vocab_size: int, memory: tuple[tuple[str, int], ...]
+) -> Facts:
+    return Facts(
+        model=model,
         max_context=sizing.max_context,
         vocab_size=vocab_size,
         num_blocks=sizing.num_blocks,
@@ -221,10 +220,8 @@ def _machine(
         max_sequences=config.scheduler.max_sequences,
         max_waiting=config.scheduler.max_waiting,
         max_waiting_tokens=config.scheduler.max_waiting_tokens,
-        memory=(("KV cache", sizing.kv_bytes),),
-        embedding_size=EMBEDDING_SIZE,
+        memory=memory,
     )
-    return Machine(engine, facts, _embed)
 
 
 def _embed(prompts: Sequence[tuple[int, ...]]) -> tuple[Vector, ...]:

@@ -22,10 +22,9 @@ from penstock.service.config import ServerConfig
 from penstock.service.server.front import Front
 from penstock.service.server.generation import Caller
 from penstock.service.server.http.faults import ApiError
-from penstock.service.server.jobs.endpoints import JobFloor
 from penstock.service.server.jobs.lines import BatchLine, answer_line, check_lines, failed_line, lines_of, read_line
 from penstock.service.server.jobs.runner import OVERBOOKED, answer_request
-from penstock.service.server.responses.service import make_responses
+from penstock.service.server.responses.routes import Responses, make_responses
 from penstock.service.server.served import ServedModel, ServedModels
 from penstock.service.server.text import Text
 from penstock.service.store import responses
@@ -125,9 +124,9 @@ class OfflineBatch:
         model.text = text
         front = Front(ServedModels(model), ServerConfig(), "offline")
         storage = open_storage(None, (responses.SCHEMA,))
-        floor = JobFloor(front, make_responses(front, storage.database))
+        service = make_responses(front, storage.database)
         supervisor = asyncio.create_task(client.run())
-        work = asyncio.create_task(self._answer_all(floor, client, on_line))
+        work = asyncio.create_task(self._answer_all(service, client, on_line))
         try:
             await asyncio.wait((supervisor, work), return_when=asyncio.FIRST_COMPLETED)
             if supervisor.done() and not work.done():
@@ -141,7 +140,7 @@ class OfflineBatch:
                 await asyncio.gather(work, supervisor, return_exceptions=True)
             storage.close()
 
-    async def _answer_all(self, floor: JobFloor, client: EngineClient, on_line: OnLine) -> None:
+    async def _answer_all(self, service: Responses, client: EngineClient, on_line: OnLine) -> None:
         await client.ready.wait()
         facts = client.facts
         gate = asyncio.Semaphore(OVERBOOKED * (facts.max_sequences if facts is not None else 16))
@@ -150,16 +149,16 @@ class OfflineBatch:
                 for number, data in lines_of(self._source):
                     if number not in self._part.offsets:
                         await gate.acquire()
-                        task = group.create_task(self._answer(floor, read_line(number, data), file, on_line))
+                        task = group.create_task(self._answer(service, read_line(number, data), file, on_line))
                         task.add_done_callback(lambda _: gate.release())
         self._part.write_out(self._output, self._errors)
 
-    async def _answer(self, floor: JobFloor, line: BatchLine, file: BinaryIO, on_line: OnLine) -> None:
+    async def _answer(self, service: Responses, line: BatchLine, file: BinaryIO, on_line: OnLine) -> None:
         request_id = f"req_{secrets.token_hex(12)}"
         caller = Caller(request_id=request_id, is_batch=True)
         usage = LineUsage()
         try:
-            answer = await answer_request(floor, line.url, line.body, caller)
+            answer = await answer_request(service, line.url, line.body, caller)
             data, usage, is_error = answer_line(line.custom_id, 200, answer.body, request_id), answer.usage, False
         except ApiError as error:
             data, is_error = failed_line(line.custom_id, error, request_id), True

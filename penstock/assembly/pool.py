@@ -24,8 +24,7 @@ from penstock.runtime.sizing import GIB
 from penstock.service.config import ServerConfig
 from penstock.service.server.front import Front
 from penstock.service.server.pool.config import PoolConfig, keep_alive_of
-from penstock.service.server.pool.memory import WORD_BYTES
-from penstock.service.server.pool.model import CheckedFiles, PooledModel
+from penstock.service.server.pool.loads import WORD_BYTES, CheckedFiles, PooledModel
 from penstock.service.server.pool.pool import ModelPool
 from penstock.service.server.pool.resident import Resident
 from penstock.service.server.served import ServedModel, ServedModels

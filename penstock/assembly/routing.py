@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import logging
-import resource
 import signal
 import socket
 import ssl
@@ -16,7 +15,7 @@ from pathlib import Path
 from penstock.amounts import counted
 from penstock.assembly.gateway import add_outside, close_gateway, open_gateway
 from penstock.assembly.replicas import LocalReplicas
-from penstock.assembly.serving import BACKLOG, bind, package_version
+from penstock.assembly.serving import BACKLOG, DROPPED_STATUS, allow_files, bind, package_version
 from penstock.errors import PenstockError
 from penstock.log import say, set_up
 from penstock.service.config import ListenConfig, RouterConfig
@@ -32,7 +31,6 @@ from penstock.service.router.trace import RouterTracer
 
 LOGGER = logging.getLogger(__name__)
 WATCH_S = 1.0
-DROPPED_STATUS = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +55,7 @@ def route(routing: Routing) -> int:
     import uvloop
 
     set_up()
-    _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
+    allow_files()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_run(routing))
 

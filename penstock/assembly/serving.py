@@ -35,12 +35,9 @@ from penstock.service.server.front import Front
 from penstock.service.server.http.connection import Connection
 from penstock.service.server.http.record import TraceRecorder
 from penstock.service.server.http.trace import SpanTracer
-from penstock.service.server.jobs.endpoints import JobFloor
-from penstock.service.server.jobs.retention import keep_house
 from penstock.service.server.jobs.runner import BatchRunner
-from penstock.service.server.jobs.service import Jobs
-from penstock.service.server.responses.routes import resume_background
-from penstock.service.server.responses.service import make_responses
+from penstock.service.server.jobs.service import Jobs, keep_house
+from penstock.service.server.responses.routes import make_responses, resume_background
 from penstock.service.server.served import ServedModel, ServedModels
 from penstock.service.server.text import Text
 from penstock.service.server.threads import on_daemon_thread
@@ -103,9 +100,7 @@ def serve_engines(make: Callable[[], Engines], server: ServerConfig) -> int:
     """`make` is called inside the event loop that all of it lives on."""
     import uvloop
 
-    _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))  # every client is an open file
-
+    allow_files()
     keep_large_apart()
 
     async def run() -> int:
@@ -207,7 +202,7 @@ class Serving:
         listener = bind(self._config.host, self._config.port)
         storage = open_storage(self._config.data_dir, (responses.SCHEMA, jobs.SCHEMA, bills.SCHEMA))
         service = make_responses(self._front, storage.database)
-        runner = BatchRunner(Jobs(JobFloor(self._front, service), storage))
+        runner = BatchRunner(Jobs(service, storage))
         app = make_app(self._front, service, runner)
         http = _HttpServer(app, self._front.config.max_body_mib << 20, tls.listener)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -319,6 +314,12 @@ class _HttpServer(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Any:
         yield
+
+
+def allow_files() -> None:
+    """As many as the system lets us have: every client is an open file."""
+    _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
 
 
 def bind(host: str, port: int) -> socket.socket:

@@ -45,9 +45,10 @@ COUNT_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 2
 class Counter:
     """Only grows. With labels, one number for each set of values."""
 
-    def __init__(self, name: str, help: str) -> None:
+    def __init__(self, name: str, help: str, start: float | None = None) -> None:
+        """`start` has been counted elsewhere."""
         self.name, self.help, self.kind = name, help, "counter"
-        self._values: dict[Labels, float] = {}
+        self._values: dict[Labels, float] = {} if start is None else {(): float(start)}
 
     def add(self, amount: float = 1.0, labels: Labels = ()) -> None:
         self._values[labels] = self._values.get(labels, 0.0) + amount
@@ -75,6 +76,17 @@ class Gauge:
 
     def samples(self) -> Iterable[tuple[str, Labels, float]]:
         return [(self.name, self._labels, self._read())]
+
+
+class GaugeTable(Gauge):
+    """A number for each set of labels."""
+
+    def __init__(self, name: str, help: str, rows: Iterable[tuple[Labels, float]]) -> None:
+        super().__init__(name, help, lambda: 0.0)
+        self._rows = rows
+
+    def samples(self) -> Iterable[tuple[str, Labels, float]]:
+        return [(self.name, labels, float(value)) for labels, value in self._rows]
 
 
 class Buckets:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.service.cluster.board import BOARD, NAMESPACE
+from penstock.service.cluster.place import BOARD, NAMESPACE
 from tests.cluster.upping import ROOT, load, until, up
 from tests.real import DEFAULT, model_path
 

@@ -20,9 +20,8 @@ from penstock.service.gateway.audit import AuditEntry, audit_entries, write_audi
 from penstock.service.gateway.gateway import Gateway
 from penstock.service.gateway.keys import KeyRing, create_key, list_keys, revoke_key, rotate_key
 from penstock.service.gateway.limits import Meter, Tier
-from penstock.service.gateway.names import targets_of
 from penstock.service.gateway.schema import GATEWAY
-from penstock.service.gateway.settings import AliasSettings, GatewaySettings, TenantSettings, read_settings
+from penstock.service.gateway.settings import AliasSettings, GatewaySettings, TenantSettings, read_settings, targets_of
 from penstock.service.gateway.shedding import FleetLoad, shed_chance
 from penstock.service.gateway.ticket import Asking, Denied, Spent
 from penstock.service.store.database import Database, SqliteDatabase
@@ -151,7 +150,7 @@ def test_64_spenders_never_pass_a_budget_with_a_restart_and_two_gateways(opened)
     first = Gateway(rules, first_database, NOW)
 
     def all_written(*gateways: Gateway) -> None:
-        while any(gateway.num_unwritten for gateway in gateways):
+        while any(gateway.ledger.num_unwritten for gateway in gateways):
             time.sleep(0.01)
 
     done = asyncio.run(spend(first, 64))

@@ -63,11 +63,11 @@ def test_a_postgresql_that_goes_in_mid_load_and_comes_back_has_every_record_once
         assert (tmp_path / "journal").read_bytes().count(b"\n") >= 300, "on disk too"
         server.start()
         gateway.refresh(NOW)
-        until(lambda: not gateway.num_unwritten)
+        until(lambda: not gateway.ledger.num_unwritten)
         assert written(database) == 350
         assert "the database is back" in caplog.text
         use(gateway, record, 10)
-        until(lambda: not gateway.num_unwritten)
+        until(lambda: not gateway.ledger.num_unwritten)
         assert written(database) == 360
         database.close()
         gateway.ledger.close()
@@ -128,7 +128,7 @@ def test_a_killed_gateway_loses_nothing_that_was_settled(tmp_path):
     database = SqliteDatabase(tmp_path / "g.db", [GATEWAY])
     for _ in range(2):  # once, however often
         gateway = Gateway(RULES, database, NOW, tmp_path / "journal")
-        assert (written(database), gateway.num_unwritten) == (300, 0)
+        assert (written(database), gateway.ledger.num_unwritten) == (300, 0)
         gateway.ledger.close()
     database.close()
 
@@ -165,5 +165,5 @@ def test_a_locked_database_keeps_a_budgeted_call_waiting_for_seconds_and_no_rese
     blocker.execute("ROLLBACK")
     blocker.close()
     database.read(lambda transaction: None).result()
-    until(lambda: budgets.budgets(database)[0].reserved == 0 and not gateway.num_unwritten)
+    until(lambda: budgets.budgets(database)[0].reserved == 0 and not gateway.ledger.num_unwritten)
     database.close()

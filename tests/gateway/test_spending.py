@@ -56,7 +56,7 @@ class Spender:
         async with asyncio.timeout(PATIENCE_S):
             while True:
                 await asyncio.to_thread(self.gateway.refresh, time.time())
-                if not self.gateway.num_unwritten and not self.gateway.num_later:
+                if not self.gateway.ledger.num_unwritten and not self.gateway.num_later:
                     return
                 await asyncio.sleep(0.05)
 

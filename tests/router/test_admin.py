@@ -109,7 +109,7 @@ def test_keys_budgets_and_rules_are_set_while_the_gateway_runs_and_hold_at_once(
             assert await post("tiny") == 429
             assert (await do("DELETE", f"/budgets/key:{made['id']}"))[0] == 200
             assert await post("tiny") == 200
-            await router.until(lambda: not gateway.num_unwritten)
+            await router.until(lambda: not gateway.ledger.num_unwritten)
             status, sums = await do("GET", "/usage?by=tenant")
             assert (status, sums[0]["tenant"], sums[0]["num_requests"]) == (200, "acme", 4)
             assert (await do("DELETE", f"/keys/{made['id']}"))[0] == 200

@@ -33,7 +33,7 @@ async def behind_gateway(tmp_path, rules: dict, *replicas: ScriptedReplica, **se
 
         await router.until(lambda: all(replica.models for replica in router.app.fleet))
         yield router, asked
-        await router.until(lambda: not gateway.num_unwritten)
+        await router.until(lambda: not gateway.ledger.num_unwritten)
     database.close()
 
 
@@ -78,7 +78,7 @@ def test_a_cascade_asks_the_larger_model_where_the_small_one_is_unsure_and_both_
             assert said(answer) == by
             assert json.loads(answer[2])["choices"][0]["logprobs"] is None, "nobody asked for them"
             assert "logprobs" not in json.loads(large.asked[0]) if by == "large" else not large.asked
-            await router.until(lambda: not router.app.gate.gateway.num_unwritten)
+            await router.until(lambda: not router.app.gate.gateway.ledger.num_unwritten)
             sums = {one.group[0]: one.cost for one in usage_sums(router.app.gate.gateway.database, ("model",))}
             assert sums == {"small": 2000} | ({"large": 20000} if by == "large" else {})
 
@@ -187,7 +187,7 @@ def test_streams_of_other_engines_are_counted_and_the_counts_kept_from_who_did_n
             assert plain == b'data: {"choices":[{"delta":{"content":"hi"}}]}\n\ndata: [DONE]\n\n'
             _, _, told = await asked("m", stream=True, stream_options={"include_usage": True})
             assert b'"prompt_tokens":7' in told
-            await router.until(lambda: not router.app.gate.gateway.num_unwritten)
+            await router.until(lambda: not router.app.gate.gateway.ledger.num_unwritten)
             (total,) = usage_sums(router.app.gate.gateway.database, ("model",))
             assert (total.num_prompt, total.num_output) == (14, 2)
 

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.service import kv_events
-from penstock.service.router.feed import BlockExchange
 from penstock.service.router.fleet import LiveFleet, ReplicaState
+from penstock.service.router.probe import BlockExchange
 from tests.machine import PATIENCE_S
 from tests.router.harness import Routed, ask, opened_router
 from tests.router.test_relay import run

@@ -141,7 +141,7 @@ def test_every_frame_is_held_to_the_tenant_s_limits_and_to_its_key_and_is_billed
                 revoke_key(database, record.key_id, 1.0)
                 gateway.book.look(1.0)
                 assert json.loads((await asked())[-1])["status"] == 401, "a key that is revoked opens nothing more"
-            await router.until(lambda: not gateway.num_unwritten)
+            await router.until(lambda: not gateway.ledger.num_unwritten)
             assert sum(one.num_requests for one in usage_sums(database, ("tenant",))) == 2
         database.close()
 

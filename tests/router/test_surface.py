@@ -9,8 +9,7 @@ import pytest
 
 from penstock.service.edge.refusal import Refusal, no_key, unavailable
 from penstock.service.kv_events import EVENTS_PATH
-from penstock.service.router.pages import is_for_any_replica
-from penstock.service.router.surface import OWN_ROUTES
+from penstock.service.router.surface import OWN_ROUTES, is_for_any_replica
 from penstock.service.server.app import ROUTES, Route, dialect_of
 from penstock.service.server.http.faults import ApiError
 from penstock.service.server.http.guard import KINDS

@@ -139,6 +139,23 @@ def test_errors_have_types_and_ids(
         assert caught.value.body["request_id"] == caught.value.request_id
 
 
+@pytest.mark.parametrize(
+    ("fields", "where"),
+    [
+        ({"cache_control": {"ttl": "300s"}}, "cache_control.ttl"),
+        ({"system": [{"type": "text", "text": "x", "cache_control": {"ttl": "300s"}}]}, "system[0].cache_control.ttl"),
+        ({"tools": [{"name": "f", "cache_control": {"ttl": "300s"}}]}, "tools[0].cache_control.ttl"),
+    ],
+)
+def test_a_value_that_is_none_of_a_field_s_is_refused_with_those_it_has(
+    server: Server, fields: dict[str, Any], where: str
+) -> None:
+    with pytest.raises(anthropic.BadRequestError) as caught:
+        create(server, extra_body=fields)
+    assert isinstance(caught.value.body, dict)
+    assert caught.value.body["error"]["message"] == f"{where}: invalid enum value '300s'; send one of '5m', '1h'"
+
+
 def test_a_prompt_too_long_is_told_in_the_words_that_agents_look_for(server: Server) -> None:
     with pytest.raises(anthropic.BadRequestError, match=r"prompt is too long: 9[0-9]+ tokens > 8192 maximum"):
         create(server, messages=user("x" * 9000))

@@ -10,7 +10,7 @@ from penstock.errors import ModelFileError
 from penstock.runtime.engine.client import EngineClient
 from penstock.service.server.http.faults import ApiError
 from penstock.service.server.pool import pool as pool_module
-from penstock.service.server.pool.model import CheckedFiles, PooledModel
+from penstock.service.server.pool.loads import CheckedFiles, PooledModel
 from penstock.service.server.pool.pool import ModelPool
 from penstock.service.server.pool.resident import Resident
 from penstock.service.server.served import ServedModel

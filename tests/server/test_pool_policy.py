@@ -5,8 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.service.server.pool.debts import SwitchDebts
-from penstock.service.server.pool.policy import PATIENCE_S, PoolPlan, can_ever_fit, decide
+from penstock.service.server.pool.policy import PATIENCE_S, PoolPlan, SwitchDebts, can_ever_fit, decide
 from penstock.service.server.pool.resident import Residency, Resident
 
 NOW = 1000.0

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from penstock.config import EngineConfig
 from penstock.runtime.engine.client import EngineClient
 from penstock.runtime.text.tokenizer.byte_level import byte_tokenizer
+from penstock.service.server.pool.loads import KeptWords
 from penstock.service.server.pool.resident import Resident
-from penstock.service.server.pool.words import KeptWords
 from penstock.service.server.served import ServedModel
 from penstock.service.server.text import ModelCard, Text
 from tests.server.serving import chat_text, serving, user

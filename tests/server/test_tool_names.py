@@ -8,8 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.service.server.http.faults import ApiError
-from penstock.service.server.names import ANTHROPIC_NAMES, OLLAMA_NAMES, OPENAI_NAMES, NameRule, checked_name
+from penstock.service.server.http.faults import (
+    ANTHROPIC_NAMES,
+    OLLAMA_NAMES,
+    OPENAI_NAMES,
+    ApiError,
+    NameRule,
+    checked_name,
+)
 from tests.server.serving import Server, user
 
 SCHEMA = {"type": "object", "properties": {}}

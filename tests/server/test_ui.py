@@ -12,7 +12,7 @@ import pytest
 from penstock.metrics.exposition import Counter
 from penstock.runtime.engine.client import StepView
 from penstock.service.server.ui.ledger import RequestLedger, RequestRecord
-from penstock.service.server.ui.power import PowerMeter
+from penstock.service.server.ui.pages import PowerMeter
 from penstock.service.server.ui.utilisation import (
     RequestMix,
     StepTimes,

@@ -11,8 +11,8 @@ from penstock.runtime.core.sequence import Sequence
 from penstock.runtime.engine.client import StepView
 from penstock.service.server.http.connection import KEY, ServerExchange
 from penstock.service.server.ui.ledger import RequestRecord
-from penstock.service.server.ui.refusals import MAX_KEPT, RefusalLog
-from penstock.service.server.ui.throttle import ToolThrottle
+from penstock.service.server.ui.pages import MAX_KEPT, RefusalLog
+from penstock.service.server.ui.tools import ToolThrottle
 from penstock.service.server.ui.waterfall import waterfall
 from tests.machine import PATIENCE_S
 

@@ -23,8 +23,8 @@ from penstock.assembly.parallel.ranks import (
     NODE_SETUP,
     READY,
     RankSetup,
-    decode_node,
-    encode_setup,
+    decoded,
+    encoded,
     node_key,
     ranks_of,
     ranks_of_node,
@@ -72,7 +72,7 @@ class Node:
         store = open_store(host, port, is_host=False)
         node = int(store.add("nodes", 1))
         store.wait([NODE_SETUP], timedelta(seconds=ASK_S))
-        config = decode_node(store.get(NODE_SETUP))
+        config = decoded(store.get(NODE_SETUP), EngineConfig)
         if node >= config.parallel.nodes:
             LOGGER.info("all machines of the engine at %s have come; this one waits for the next", self.address)
             self._wait_for_end(lambda: store.add("nodes", 0), [])
@@ -90,7 +90,7 @@ class Node:
         begun = [preload.take_rank() for _ in held]
         try:
             for rank, process in zip(held, begun, strict=True):
-                send_setup(process, encode_setup(RankSetup(config, rank, rendezvous)))
+                send_setup(process, encoded(RankSetup(config, rank, rendezvous)))
             store.set(node_key(node), READY)
             self._wait_for_end(lambda: store.add("nodes", 0), begun)
         finally:

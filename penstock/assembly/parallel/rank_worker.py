@@ -10,7 +10,7 @@ import sys
 import threading
 
 from penstock.assembly.engine import run_rank
-from penstock.assembly.parallel.ranks import decode_setup
+from penstock.assembly.parallel.ranks import RankSetup, decoded
 from penstock.errors import PenstockError
 from penstock.runtime.execution.parallel.processes import beat
 
@@ -22,7 +22,7 @@ def main() -> int:
     line = sys.stdin.buffer.readline()
     if not line:
         return 0
-    setup = decode_setup(line)
+    setup = decoded(line, RankSetup)
     threading.Thread(target=_end_with_input, name="orphan", daemon=True).start()
     beat(setup.rendezvous.host, setup.rendezvous.port, setup.rank)
     try:

@@ -9,6 +9,7 @@ import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from penstock.config import EngineConfig, split_address
 from penstock.errors import ConfigError, RankLostError
@@ -21,6 +22,8 @@ from penstock.runtime.models.ranks import Ranks
 from penstock.runtime.sizing import Sizing
 
 LOGGER = logging.getLogger(__name__)
+
+T = TypeVar("T")
 HOST = "127.0.0.1"
 NODE_SETUP = "setup"
 """Where other machines find what they are to compute parts of."""
@@ -37,32 +40,16 @@ class RankSetup:
     rendezvous: Rendezvous
 
 
-def encode_setup(setup: RankSetup) -> bytes:
-    return _encoded(setup)
-
-
-def decode_setup(line: bytes) -> RankSetup:
-    from msgspec.json import decode
-
-    return decode(line, type=RankSetup)
-
-
-def _encoded(value: RankSetup | Sizing | EngineConfig) -> bytes:
+def encoded(value: RankSetup | Sizing | EngineConfig) -> bytes:
     from msgspec.json import encode  # one engine in one process needs none
 
     return encode(value)
 
 
-def _sizing(data: bytes) -> Sizing:
+def decoded(data: bytes, type_: type[T]) -> T:
     from msgspec.json import decode
 
-    return decode(data, type=Sizing)
-
-
-def decode_node(line: bytes) -> EngineConfig:
-    from msgspec.json import decode
-
-    return decode(line, type=EngineConfig)
+    return decode(data, type=type_)
 
 
 def ranks_of(config: EngineConfig) -> Ranks:
@@ -109,9 +96,9 @@ class RankGroup:
         folder, shares_gpu = str(self.processes.folder), config.parallel.share_gpu
         self._rendezvous = Rendezvous(host, self.processes.store.port, host, folder, shares_gpu=shares_gpu)
         if self._num_nodes > 1:
-            self.processes.store.set(NODE_SETUP, _encoded(config).decode())
+            self.processes.store.set(NODE_SETUP, encoded(config).decode())
         for rank in ranks_of_node(ranks, self._num_nodes, 0)[1:]:
-            self.processes.take(rank, preload.take_rank(), encode_setup(RankSetup(config, rank, self._rendezvous)))
+            self.processes.take(rank, preload.take_rank(), encoded(RankSetup(config, rank, self._rendezvous)))
 
     def await_nodes(self) -> None:
         """Wait until the other machines have come; raise ConfigError if one of them cannot compute its part."""
@@ -144,9 +131,9 @@ class RankGroup:
         """What every rank has room for."""
         store = self.world.store
         others = [store.get(_sizing_key(rank)) for rank in range(1, self.ranks.num_ranks)]
-        agreed = smallest([own, *(_sizing(each) for each in others)])
+        agreed = smallest([own, *(decoded(each, Sizing) for each in others)])
         shutil.rmtree(self.processes.folder, ignore_errors=True)  # all have met: what they share needs no name any more
-        self.world.broadcast(_encoded(agreed))
+        self.world.broadcast(encoded(agreed))
         return _with_room_of(own, agreed)
 
     def close(self) -> None:
@@ -163,8 +150,8 @@ class RankGroup:
 
 def agree_with_first(world: World, own: Sizing) -> Sizing:
     """Tell the first rank what there is room for here, and take what it says."""
-    world.store.set(_sizing_key(world.place.rank), _encoded(own).decode())
-    return _with_room_of(own, _sizing(world.recv_broadcast()))
+    world.store.set(_sizing_key(world.place.rank), encoded(own).decode())
+    return _with_room_of(own, decoded(world.recv_broadcast(), Sizing))
 
 
 def smallest(sizings: Sequence[Sizing]) -> Sizing:

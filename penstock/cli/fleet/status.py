@@ -21,7 +21,7 @@ class Config:
 def run(config: Config) -> int:
     stay_on_loopback(config.address)
     try:
-        from penstock.service.cluster.look import look
+        from penstock.service.cluster.place import look
     except ModuleNotFoundError as error:
         if error.name != "ray":
             raise

@@ -55,6 +55,16 @@ def block_hash(parent: bytes, tokens: bytes) -> bytes:
     return hasher.digest()
 
 
+def prefix_hashes(token_ids: Sequence[int], namespace: Namespace, num_blocks: int, block_size: int) -> list[bytes]:
+    """Hashes of the first blocks of a prompt."""
+    hashes, parent = [], namespace.hash
+    data, size = packed(token_ids[: num_blocks * block_size]), block_size * TOKEN_BYTES
+    for start in range(0, len(data), size):
+        parent = block_hash(parent, data[start : start + size])
+        hashes.append(parent)
+    return hashes
+
+
 def first_difference(left: bytes, right: bytes) -> int | None:
     """The number of the first packed token that is not the same; None if one is the beginning of the other."""
     for place in range(0, min(len(left), len(right)), TOKEN_BYTES):

@@ -10,9 +10,10 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from penstock.errors import ConfigError
-from penstock.service.cluster.board import BOARD, NAMESPACE, Board
 from penstock.service.cluster.replica import NodeActor, ReplicaActor, ServerReport
 
+NAMESPACE = "penstock"
+BOARD = "board"
 REPORT_S = 5.0
 """A replica that does not report in time is asked again; its node's death is told by Ray."""
 MAX_SILENT = 3
@@ -92,6 +93,19 @@ class RayPlacement:
         remove_placement_group(self._group)
 
 
+class Board:
+    """Where the state of a running service is kept for `penstock status`: an actor with a name, written by whoever runs it."""
+
+    def __init__(self, state: dict[str, Any]) -> None:
+        self._state = state
+
+    def write(self, state: dict[str, Any]) -> None:
+        self._state = state
+
+    def read(self) -> dict[str, Any]:
+        return self._state
+
+
 def on_this_machine(address: str) -> dict[str, str]:
     """A cluster on loopback addresses is found only by who says that he has such an address too."""
     host = "127.0.0.1" if address == "local" else address.rpartition(":")[0]
@@ -163,3 +177,22 @@ class RayCluster:
         with contextlib.suppress(ray.exceptions.RayError):
             ray.kill(self._board)
         ray.shutdown()
+
+
+def look(address: str) -> dict[str, Any]:
+    """The state of a running service, from any machine of its cluster."""
+    try:
+        ray.init(
+            address=address, namespace=NAMESPACE, log_to_driver=False, logging_level="error", **on_this_machine(address)
+        )
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise ConfigError(f"there is no Ray cluster at {address}: {error}") from error
+    try:
+        state: dict[str, Any] = ray.get(ray.get_actor(BOARD).read.remote(), timeout=10.0)
+    except (ValueError, ray.exceptions.RayError) as error:
+        raise ConfigError("no service of penstock up runs on that cluster") from error
+    finally:
+        ray.shutdown()
+    if not state:
+        raise ConfigError("the service on that cluster has only begun and said nothing yet; ask again")
+    return state

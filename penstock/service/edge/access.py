@@ -4,10 +4,8 @@ import hashlib
 import hmac
 import time
 from collections.abc import Iterable, Mapping
-from pathlib import Path
-from typing import Protocol
 
-from penstock.service.config import is_loopback
+from penstock.service.config import ListenConfig, ServerConfig, is_loopback
 from penstock.service.edge.refusal import forbidden, no_key
 from penstock.service.edge.tokens import SignedTokens, read_jwt
 
@@ -22,22 +20,6 @@ ROUTER = "router"
 
 HeaderMap = Mapping[bytes, bytes]
 Pairs = list[tuple[bytes, bytes]]
-
-
-class Names(Protocol):
-    """What a command line says of callers."""
-
-    @property
-    def host(self) -> str: ...
-
-    @property
-    def allowed_host(self) -> tuple[str, ...]: ...
-
-    @property
-    def allowed_origin(self) -> tuple[str, ...]: ...
-
-    @property
-    def jwt(self) -> Path | None: ...
 
 
 class ApiKeys:
@@ -71,7 +53,7 @@ class ApiKeys:
 class Access:
     """One for each listener."""
 
-    def __init__(self, names: Names, keys: ApiKeys) -> None:
+    def __init__(self, names: ListenConfig | ServerConfig, keys: ApiKeys) -> None:
         """Raises ConfigError for a file of signed tokens' that cannot be used."""
         self.keys = keys
         self.tokens = SignedTokens(read_jwt(names.jwt)) if names.jwt is not None else None

@@ -1,6 +1,7 @@
 """Bytes of bodies that are here at a time, by tenant and in all: what is beyond is refused, not kept."""
 
 from collections import Counter
+from dataclasses import dataclass
 
 from penstock.service.edge.refusal import unavailable
 
@@ -32,15 +33,13 @@ class BodiesInFlight:
             del self._num_bytes[tenant]
 
 
+@dataclass(slots=True, eq=False)
 class BodyAccount:
     """What one body has taken so far; `close` gives it back, once or more."""
 
-    __slots__ = ("_bodies", "num_bytes", "tenant")
-
-    def __init__(self, bodies: BodiesInFlight, tenant: str) -> None:
-        self._bodies = bodies
-        self.tenant = tenant
-        self.num_bytes = 0
+    _bodies: BodiesInFlight
+    tenant: str
+    num_bytes: int = 0
 
     def add(self, num_bytes: int) -> None:
         self._bodies.add(self.tenant, num_bytes)

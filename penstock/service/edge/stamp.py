@@ -4,6 +4,7 @@ A server with keys believes a stamp only beside the router's own key. One withou
 nothing that a stamp could add.
 """
 
+import os
 from hashlib import sha256
 from typing import NamedTuple
 from urllib.parse import quote
@@ -44,3 +45,20 @@ def _name(tenant: str) -> str:
         return NOBODY
     word = "%2D" if tenant == NOBODY else quote(tenant, safe="")
     return word if len(word) <= MAX_NAME else "sha256:" + sha256(tenant.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+PAGE_BYTES = 4096
+
+
+class RandomNames:
+    """No byte is given twice. One for each event loop."""
+
+    def __init__(self) -> None:
+        self._page = b""
+
+    def draw(self, num_bytes: int) -> bytes:
+        """Twice as many hexadecimal digits."""
+        if len(self._page) < 2 * num_bytes:
+            self._page = os.urandom(PAGE_BYTES).hex().encode()
+        drawn, self._page = self._page[: 2 * num_bytes], self._page[2 * num_bytes :]
+        return drawn

@@ -19,7 +19,6 @@ class AnswerCache:
         self._kept: OrderedDict[bytes, KeptAnswer] = OrderedDict()
         self._num_bytes = 0
         self.num_hits = 0
-        self.num_misses = 0
 
     @staticmethod
     def key(tenant: str, path: str, model: str, body: bytes) -> bytes:
@@ -32,7 +31,6 @@ class AnswerCache:
     def find(self, key: bytes, now: float) -> KeptAnswer | None:
         kept = self._kept.get(key)
         if kept is None or kept.until_s <= now:
-            self.num_misses += 1
             return None
         self._kept.move_to_end(key)
         self.num_hits += 1

@@ -7,8 +7,8 @@ from penstock.errors import ConfigError
 from penstock.service.gateway import rules
 from penstock.service.gateway.accounts import budgets
 from penstock.service.gateway.accounts.money import nanodollars
-from penstock.service.gateway.changes import change_number
 from penstock.service.gateway.keys import KeyRing, list_keys
+from penstock.service.gateway.schema import change_number
 from penstock.service.gateway.settings import GatewaySettings, read_settings
 from penstock.service.store.database import Database
 

@@ -24,8 +24,7 @@ from penstock.service.gateway.answers import AnswerCache
 from penstock.service.gateway.book import RuleBook
 from penstock.service.gateway.keys import KeyRecord, record_of
 from penstock.service.gateway.limits import Meter
-from penstock.service.gateway.names import Targets, targets_of
-from penstock.service.gateway.settings import OUTSIDE, GatewaySettings, TenantSettings
+from penstock.service.gateway.settings import OUTSIDE, GatewaySettings, Targets, TenantSettings, targets_of
 from penstock.service.gateway.shedding import FleetLoad, shed_chance
 from penstock.service.gateway.ticket import Admittance, Asking, Denied, Spent
 from penstock.service.marks import TokenBound
@@ -84,15 +83,6 @@ class Gateway:
         self.num_later = self.database.read(later.count_later).result()
         if self.num_later:
             self.num_unbilled += self.database.write(lambda t: later.expire_later(t, unix_s)).result()
-
-    @property
-    def num_unwritten(self) -> int:
-        """Records that the database has not taken yet."""
-        return self.ledger.num_unwritten
-
-    @property
-    def num_lost(self) -> int:
-        return self.ledger.num_lost
 
     # A request
 
@@ -330,14 +320,13 @@ class Gateway:
     # Reading
 
     def metrics(self) -> list[Metric]:
+        ledger = self.ledger
         return [
             self.denied,
             self.tokens,
             self.cost,
-            Gauge(
-                "penstock_gateway_unwritten", "Records on the way to the database", lambda: float(self.num_unwritten)
-            ),
-            Gauge("penstock_gateway_records_lost", "Records the journal had no room for", lambda: float(self.num_lost)),
+            Gauge("penstock_gateway_unwritten", "Records on the way to the database", lambda: ledger.num_unwritten),
+            Gauge("penstock_gateway_records_lost", "Records the journal had no room for", lambda: ledger.num_lost),
             Gauge("penstock_gateway_later", "Requests whose bills are to come", lambda: float(self.num_later)),
             Gauge("penstock_gateway_unbilled", "Requests nobody billed in time", lambda: float(self.num_unbilled)),
             Gauge("penstock_gateway_cache_hits", "Answers given again", lambda: float(self.answers.num_hits)),

@@ -11,7 +11,7 @@ from typing import Any
 
 from penstock.errors import ConfigError
 from penstock.service.edge.tokens import TokenHolder
-from penstock.service.gateway.changes import note_change
+from penstock.service.gateway.schema import note_change
 from penstock.service.store.database import Database, Transaction
 
 PREFIX = "psk"
@@ -121,9 +121,6 @@ class KeyRing:
 
     def __init__(self, records: list[KeyRecord]) -> None:
         self._by_id = {record.key_id: record for record in records}
-
-    def __len__(self) -> int:
-        return len(self._by_id)
 
     def find(self, key: bytes, unix_s: float) -> KeyRecord | None:
         """Whose key it is; None if it is unknown, expired or revoked. An unknown id costs as much time as a known one."""

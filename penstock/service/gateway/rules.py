@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from penstock.errors import ConfigError
-from penstock.service.gateway.changes import note_change
+from penstock.service.gateway.schema import note_change
 from penstock.service.gateway.settings import GatewaySettings, check_settings
 from penstock.service.store.database import Database, Transaction
 

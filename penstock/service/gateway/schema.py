@@ -1,6 +1,8 @@
-"""The gateway's tables."""
+"""The gateway's tables, and a number that grows with every change of keys, budgets and rules: gateways look at all of them only
+when there is something new, and ask for the number several times a second.
+"""
 
-from penstock.service.store.database import Schema
+from penstock.service.store.database import Schema, Transaction
 
 GATEWAY = Schema(
     "gateway",
@@ -31,3 +33,16 @@ GATEWAY = Schema(
         ),
     ),
 )
+
+
+def note_change(transaction: Transaction) -> None:
+    """In the transaction that changes something."""
+    transaction.run(
+        "INSERT INTO changes (name, number) VALUES ('all', 1) "
+        "ON CONFLICT (name) DO UPDATE SET number = changes.number + 1"
+    )
+
+
+def change_number(transaction: Transaction) -> int:
+    rows = transaction.rows("SELECT number FROM changes WHERE name = 'all'")
+    return int(rows[0][0]) if rows else 0

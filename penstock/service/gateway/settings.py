@@ -21,8 +21,9 @@ model = "big-1"
 
 import tomllib
 from collections.abc import Mapping
+from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -72,16 +73,6 @@ class OutsideSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Environment variable that holds its key."""
 
 
-class PriceSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Dollars a million tokens; `batch` and `flex` are shares of them."""
-
-    input: float = 0.0
-    output: float = 0.0
-    cached: float | None = None
-    batch: float = 1.0
-    flex: float = 1.0
-
-
 class GuardrailSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A service of the operator's that judges what is asked and answered."""
 
@@ -98,7 +89,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     database: str = "penstock-gateway.db"
     tiers: Mapping[str, dict[str, int]] = {}
     tenants: Mapping[str, TenantSettings] = {}
-    prices: Mapping[str, PriceSettings] = {}
+    prices: Mapping[str, Price] = {}
     models: Mapping[str, AliasSettings] = {}
     outside: Mapping[str, OutsideSettings] = {}
     jwt: JwtSettings | None = None
@@ -129,8 +120,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def price(self, model: str) -> Price | None:
         """None for a model that has no price, where there is none for all others either."""
-        found = self.prices.get(model) or self.prices.get(ANY_MODEL)
-        return Price(*msgspec.structs.astuple(found)) if found is not None else None
+        return self.prices.get(model) or self.prices.get(ANY_MODEL)
 
     @property
     def dearest(self) -> Price:
@@ -191,3 +181,31 @@ def check_settings(settings: GatewaySettings) -> None:
     for name, outside in settings.outside.items():
         if not outside.url.startswith(("https://", "http://")):
             raise ConfigError(f"the address of {name!r} is {outside.url!r}; it begins with https:// or http://")
+
+
+class Targets(NamedTuple):
+    models: tuple[str, ...]
+    """In the order in which they are asked."""
+    cascade: CascadeSettings | None = None
+
+
+def targets_of(name: str, aliases: Mapping[str, AliasSettings], key: str, *, may_leave: bool) -> Targets:
+    """`key` decides a split: who asks with the same key (a session, else anything) gets the same side of it."""
+    alias = aliases.get(name)
+    if alias is None:
+        return Targets((name,))
+    first = alias.cascade.then if alias.cascade is not None else _drawn(alias.split, name, key) or name
+    models = [first, *(model for model in alias.fallback if may_leave or not model.startswith(OUTSIDE))]
+    return Targets(tuple(dict.fromkeys(models)), alias.cascade)
+
+
+def _drawn(split: Mapping[str, float], name: str, key: str) -> str:
+    if not split:
+        return ""
+    number = int.from_bytes(blake2b(f"{name}\0{key}".encode("utf-8", "replace"), digest_size=8).digest(), "little")
+    place = number / 2**64 * sum(split.values())
+    for model, share in split.items():
+        place -= share
+        if place < 0.0:
+            return model
+    return list(split)[-1]

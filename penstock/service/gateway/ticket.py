@@ -9,8 +9,7 @@ from penstock.errors import PenstockError
 from penstock.service.gateway.accounts import budgets
 from penstock.service.gateway.keys import KeyRecord
 from penstock.service.gateway.limits import Meter
-from penstock.service.gateway.names import Targets
-from penstock.service.gateway.settings import TenantSettings
+from penstock.service.gateway.settings import Targets, TenantSettings
 from penstock.service.marks import TokenBound
 
 NO_BOUND = 1 << 40

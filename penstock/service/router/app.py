@@ -6,7 +6,8 @@ Everything it decides by is elsewhere: the edge and `gate.py` say who may, `disp
 import asyncio
 import re
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from penstock.service import kv_events
@@ -15,9 +16,9 @@ from penstock.service.edge.access import Access, ApiKeys, is_public, key_of
 from penstock.service.edge.bodies import IN_FLIGHT, BodiesInFlight
 from penstock.service.edge.flow import StallWatch
 from penstock.service.edge.frames import SOCKET_PATHS
-from penstock.service.edge.lots import RandomNames
 from penstock.service.edge.memory import needs_trim, trim_memory
 from penstock.service.edge.refusal import Refusal, not_found, unavailable
+from penstock.service.edge.stamp import RandomNames
 from penstock.service.edge.tls import TlsContexts
 from penstock.service.gateway.gateway import Gateway
 from penstock.service.gateway.keys import KeyRecord
@@ -31,7 +32,6 @@ from penstock.service.router.kept.bills import BillCollector
 from penstock.service.router.kept.holders import LISTS, keeps, kept_ids
 from penstock.service.router.kept.lists import merged_list
 from penstock.service.router.members import Members
-from penstock.service.router.pages import is_for_any_replica, page_answer
 from penstock.service.router.policy import RoutedCall
 from penstock.service.router.proxy.asked import BYTES_PER_TOKEN, NOTHING, Wanted, chunk_hashes, wanted_of
 from penstock.service.router.proxy.client import InboundConnection
@@ -40,7 +40,7 @@ from penstock.service.router.proxy.job import AdmittedRequest, Job, RelayOutcome
 from penstock.service.router.proxy.relay import Relay
 from penstock.service.router.proxy.replica_pool import ReplicaPool
 from penstock.service.router.proxy.sockets import RelayedSocket
-from penstock.service.router.surface import OWN_ROUTES, metrics, metrics_of_no_tenant
+from penstock.service.router.surface import OWN_ROUTES, is_for_any_replica, metrics, metrics_of_no_tenant, page_answer
 from penstock.service.router.trace import RouterTracer
 from penstock.service.upstream.connections import fetch
 
@@ -238,10 +238,16 @@ class RouterApp:
     async def _tell_usage(
         self, request: Incoming, request_id: bytes, client: AnswerSink, gate: Gate, key: KeyRecord
     ) -> None:
-        try:
+        with self._refusing(request, request_id, client):
             body = await asyncio.to_thread(gate.usage, key)
             if client.is_open:
                 client.respond(*self._own_answer(request, request_id, 200, "application/json", body))
+
+    @contextmanager
+    def _refusing(self, request: Incoming, request_id: bytes, client: AnswerSink) -> Iterator[None]:
+        """What is refused inside is told to the client, if it is still there."""
+        try:
+            yield
         except Refusal as error:
             if client.is_open:
                 self._refuse(request, request_id, client, error)
@@ -267,13 +273,10 @@ class RouterApp:
         self, guardrails: GuardrailSettings, request: Incoming, request_id: bytes, client: AnswerSink
     ) -> None:
         """The operator's own service first: what it refuses costs nothing."""
-        try:
+        with self._refusing(request, request_id, client):
             request = await self._guardrails.before(guardrails, request, request_id)
             if client.is_open:
                 self._admit(request, request_id, client)
-        except Refusal as error:
-            if client.is_open:
-                self._refuse(request, request_id, client, error)
 
     def _admit(self, request: Incoming, request_id: bytes, client: AnswerSink) -> None:
         key = request.caller
@@ -292,15 +295,15 @@ class RouterApp:
 
     async def _reserve(self, arrival: AdmittedRequest, gate: Gate, ticket: Admittance) -> None:
         """Money first: the request begins when it is set aside."""
-        try:
-            await gate.reserve(ticket)
-            if not arrival.client.is_open:
-                raise unavailable("its client left", 1)
-            self._start(arrival)
-        except Refusal as error:
-            gate.settle(ticket, (), RelayOutcome.REFUSED.value)
-            if arrival.client.is_open:
-                self._refuse(arrival.request, arrival.request_id, arrival.client, error)
+        with self._refusing(arrival.request, arrival.request_id, arrival.client):
+            try:
+                await gate.reserve(ticket)
+                if not arrival.client.is_open:
+                    raise unavailable("its client left", 1)
+                self._start(arrival)
+            except Refusal:
+                self._take_back(arrival)
+                raise
 
     def _start(self, arrival: AdmittedRequest) -> None:
         """Where replicas report their caches, one of them is asked first what the prompt is made of."""
@@ -324,10 +327,8 @@ class RouterApp:
         if not arrival.client.is_open:
             self._take_back(arrival)
             return
-        try:
+        with self._refusing(arrival.request, arrival.request_id, arrival.client):
             self._begin(arrival)
-        except Refusal as error:
-            self._refuse(arrival.request, arrival.request_id, arrival.client, error)
 
     def _begin(self, arrival: AdmittedRequest) -> None:
         job = self._job(arrival)
@@ -356,11 +357,11 @@ class RouterApp:
     def _job(self, arrival: AdmittedRequest) -> Job:
         request = arrival.request
         relay_key = self._names.draw(16)  # ids of answers follow from it: nobody may know it
-        job = Job(request, arrival.request_id, relay_key, arrival.wanted, arrival.call, arrival.model, int(time.time()))
-        job.ticket = arrival.ticket
+        created, ticket = int(time.time()), arrival.ticket
+        job = Job(request, arrival.request_id, relay_key, arrival.wanted, arrival.call, arrival.model, created, ticket)
         if keeps(request.path):
             self._check_tenants()
-            job.is_kept, job.is_repeatable = True, False
+            job.is_kept = True
             ids = kept_ids(request.path, arrival.wanted)
             job.holder = self.dispatch.holders.find(job.tenant, ids)
             job.is_searched = bool(ids) and not job.holder
@@ -376,15 +377,13 @@ class RouterApp:
     async def _list(self, arrival: AdmittedRequest, job: Job) -> None:
         pools = [pool for replica, pool in self.members if replica.state is ReplicaState.READY and pool.is_ours]
         request, client = arrival.request, arrival.client
-        try:
-            body = await merged_list(job, pools)
-            self._take_back(arrival)
+        with self._refusing(request, arrival.request_id, client):
+            try:
+                body = await merged_list(job, pools)
+            finally:
+                self._take_back(arrival)
             if client.is_open:
                 client.respond(*self._own_answer(request, arrival.request_id, 200, "application/json", body))
-        except Refusal as error:
-            self._take_back(arrival)
-            if client.is_open:
-                self._refuse(request, arrival.request_id, client, error)
 
     def _take_back(self, arrival: AdmittedRequest) -> None:
         """It took no tokens."""

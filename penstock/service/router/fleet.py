@@ -7,6 +7,7 @@ The last replica that can be reached is never shut out by breaker or ejection: a
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from statistics import median
 
@@ -51,83 +52,53 @@ class ReplicaState(Enum):
     """It does not answer."""
 
 
+@dataclass(slots=True, eq=False)
 class LiveReplica:
     """Written by the fleet alone."""
 
-    __slots__ = (
-        "_num_answers",
-        "asked_s",
-        "assigned_role",
-        "breaker",
-        "ejected_until_s",
-        "first_byte_s",
-        "heard_s",
-        "is_draining",
-        "is_outside",
-        "is_silent",
-        "is_turning",
-        "kv_usage_fraction",
-        "loaded",
-        "models",
-        "name",
-        "num_failed",
-        "num_pending",
-        "num_served",
-        "num_waiting",
-        "num_waiting_tokens",
-        "offer",
-        "prefixes",
-        "ready_since_s",
-        "state",
-        "token_s",
-        "told_s",
-        "url",
-    )
-
-    def __init__(self, name: str, url: str) -> None:
-        self.name = name
-        self.url = url
-        self.state = ReplicaState.UNKNOWN
-        self.breaker = Breaker()
-        self.is_draining = False
-        self.is_outside = False
-        """An outside API: asked only by its own name, never probed."""
-        self.models: tuple[str, ...] | None = None
-        """Names it serves; None until it said so, and then it is asked for any."""
-        self.loaded: frozenset[str] = frozenset()
-        """Of these, models and adapters that lie ready there: others are loaded first."""
-        self.num_pending = 0
-        """Requests handed over that have not ended."""
-        self.num_waiting_tokens = 0
-        """Prompt tokens, as far as we can guess, of those that have not begun to be answered."""
-        self.num_waiting = 0
-        """Requests waiting there, by its own account."""
-        self.kv_usage_fraction = 0.0
-        self.prefixes: set[bytes] = set()
-        """Hashes of blocks it reported."""
-        self.offer: BlockOffer | None = None
-        """What it lets other replicas fetch, and its role; None where it says nothing of that."""
-        self.assigned_role: str | None = None
-        """What the router uses it for in place of its own role, from some moment on."""
-        self.is_turning = False
-        """It gets a new role once what it is doing has ended; until then it gets nothing new."""
-        self.heard_s = 0.0
-        """When anything came from it: a probe's answer, or a part of any other."""
-        self.told_s = 0.0
-        """When it was last given a request, or a part of an answer came from it."""
-        self.asked_s: float | None = None
-        """Since when a probe waits for an answer."""
-        self.is_silent = False
-        """Nothing comes from it, or its server says that its engine is silent."""
-        self.ready_since_s = 0.0
-        self.ejected_until_s = 0.0
-        self.first_byte_s = 0.0
-        """Smoothed seconds to the first byte."""
-        self.token_s = 0.0
-        """Smoothed seconds a prompt token takes there."""
-        self._num_answers = 0
-        self.num_served = 0
-        self.num_failed = 0
+    name: str
+    url: str
+    state: ReplicaState = ReplicaState.UNKNOWN
+    breaker: Breaker = field(default_factory=Breaker)
+    is_draining: bool = False
+    is_outside: bool = False
+    """An outside API: asked only by its own name, never probed."""
+    models: tuple[str, ...] | None = None
+    """Names it serves; None until it said so, and then it is asked for any."""
+    loaded: frozenset[str] = frozenset()
+    """Of these, models and adapters that lie ready there: others are loaded first."""
+    num_pending: int = 0
+    """Requests handed over that have not ended."""
+    num_waiting_tokens: int = 0
+    """Prompt tokens, as far as we can guess, of those that have not begun to be answered."""
+    num_waiting: int = 0
+    """Requests waiting there, by its own account."""
+    kv_usage_fraction: float = 0.0
+    prefixes: set[bytes] = field(default_factory=set)
+    """Hashes of blocks it reported."""
+    offer: BlockOffer | None = None
+    """What it lets other replicas fetch, and its role; None where it says nothing of that."""
+    assigned_role: str | None = None
+    """What the router uses it for in place of its own role, from some moment on."""
+    is_turning: bool = False
+    """It gets a new role once what it is doing has ended; until then it gets nothing new."""
+    heard_s: float = 0.0
+    """When anything came from it: a probe's answer, or a part of any other."""
+    told_s: float = 0.0
+    """When it was last given a request, or a part of an answer came from it."""
+    asked_s: float | None = None
+    """Since when a probe waits for an answer."""
+    is_silent: bool = False
+    """Nothing comes from it, or its server says that its engine is silent."""
+    ready_since_s: float = 0.0
+    ejected_until_s: float = 0.0
+    first_byte_s: float = 0.0
+    """Smoothed seconds to the first byte."""
+    token_s: float = 0.0
+    """Smoothed seconds a prompt token takes there."""
+    _num_answers: int = 0
+    num_served: int = 0
+    num_failed: int = 0
 
     def note_first_byte(self, seconds: float, num_tokens: int) -> None:
         share = SMOOTHING if self._num_answers else 1.0

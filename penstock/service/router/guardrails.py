@@ -5,6 +5,7 @@ does not answer, the request is refused or passes, as the operator says. Prices,
 """
 
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -43,19 +44,14 @@ class Judged(msgspec.Struct):
     """An object, or the text of a stream's events."""
 
 
+@dataclass(slots=True)
 class Guardrails:
     """Lives on the router's event loop."""
 
-    def __init__(
-        self,
-        counter: Counter,
-        run: Callable[[Coroutine[Any, Any, None]], None],
-        refuse: Callable[[Incoming, bytes, AnswerSink, Refusal], None],
-    ) -> None:
-        self._verdicts = counter
-        self._run = run
-        self._refuse = refuse
-        self._pools: dict[str, ConnectionPool] = {}
+    _verdicts: Counter
+    _run: Callable[[Coroutine[Any, Any, None]], None]
+    _refuse: Callable[[Incoming, bytes, AnswerSink, Refusal], None]
+    _pools: dict[str, ConnectionPool] = field(default_factory=dict)
 
     async def before(self, settings: GuardrailSettings, request: Incoming, request_id: bytes) -> Incoming:
         """The request as it goes on. Raises Refusal."""
@@ -104,24 +100,18 @@ class Guardrails:
         self._verdicts.add(1, (("stage", asked.stage), ("outcome", outcome)))
 
 
+@dataclass(slots=True)
 class GuardedAnswer:
     """Stands before the client: holds the whole answer, streams too, until it has been judged."""
 
-    def __init__(
-        self,
-        sink: AnswerSink,
-        judge: Callable[[bytes, bool], Coroutine[Any, Any, bytes]],
-        refuse: Callable[[Refusal], None],
-        run: Callable[[Coroutine[Any, Any, None]], None],
-    ) -> None:
-        """`judge` is told the answer and whether it is a stream's events."""
-        self._sink = sink
-        self._judge = judge
-        self._refuse = refuse
-        self._run = run
-        self._begun = (0, b"")
-        self._parts: list[bytes] = []
-        self._num_bytes = 0
+    _sink: AnswerSink
+    _judge: Callable[[bytes, bool], Coroutine[Any, Any, bytes]]
+    """Told the answer, and whether it is a stream's events."""
+    _refuse: Callable[[Refusal], None]
+    _run: Callable[[Coroutine[Any, Any, None]], None]
+    _begun: tuple[int, bytes] = (0, b"")
+    _parts: list[bytes] = field(default_factory=list)
+    _num_bytes: int = 0
 
     @property
     def answering(self) -> Any:

@@ -3,36 +3,29 @@
 import asyncio
 import ssl
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 
 from penstock.service.config import RouterConfig
 from penstock.service.gateway.settings import OUTSIDE
-from penstock.service.router.feed import BlockFollower
 from penstock.service.router.fleet import LiveFleet, LiveReplica
 from penstock.service.router.policy import TOLD_POLICIES
-from penstock.service.router.probe import Probe
+from penstock.service.router.probe import BlockFollower, Probe
 from penstock.service.router.proxy.replica_pool import ReplicaPool
 from penstock.service.upstream.endpoint import endpoint_of
 
 
+@dataclass(slots=True)
 class Members:
     """`changed` receives every replica whose state a probe found changed."""
 
-    def __init__(
-        self,
-        fleet: LiveFleet,
-        config: RouterConfig,
-        replica_key: str,
-        changed: Callable[[LiveReplica], None],
-        tls: Callable[[], ssl.SSLContext] | None = None,
-    ) -> None:
-        self._fleet = fleet
-        self._config = config
-        self._replica_key = replica_key
-        self._changed = changed
-        self._tls = tls
-        self._pools: dict[str, ReplicaPool] = {}
-        self._followers: dict[str, asyncio.Task[None]] = {}
-        self._probes: dict[str, tuple[Probe, asyncio.Task[None]]] = {}
+    _fleet: LiveFleet
+    _config: RouterConfig
+    _replica_key: str
+    _changed: Callable[[LiveReplica], None]
+    _tls: Callable[[], ssl.SSLContext]
+    _pools: dict[str, ReplicaPool] = field(default_factory=dict)
+    _followers: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    _probes: dict[str, tuple[Probe, asyncio.Task[None]]] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[tuple[LiveReplica, ReplicaPool]]:
         """Replicas that are ours to ask, with the way to each."""

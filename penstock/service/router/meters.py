@@ -2,10 +2,29 @@
 
 from collections.abc import Callable
 
-from penstock.metrics.exposition import DURATION_BUCKETS, LATENCY_BUCKETS, Buckets, Counter, Gauge, Metric, exposition
-from penstock.service.router.fleet import LiveFleet, ReplicaState
+from penstock.metrics.exposition import (
+    DURATION_BUCKETS,
+    LATENCY_BUCKETS,
+    Buckets,
+    Counter,
+    Gauge,
+    GaugeTable,
+    Labels,
+    Metric,
+    exposition,
+)
+from penstock.service.router.fleet import LiveFleet, LiveReplica, ReplicaState
 
 OVERHEAD_BUCKETS = (0.00005, 0.0001, 0.0002, 0.0003, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.1, 1.0)
+
+
+OF_REPLICAS: tuple[tuple[str, str, Callable[[LiveReplica], float]], ...] = (
+    ("ready", "1 while it takes requests", lambda one: one.state is ReplicaState.READY and not one.is_draining),
+    ("pending", "Requests it has", lambda one: one.num_pending),
+    ("waiting", "Requests waiting there", lambda one: one.num_waiting),
+    ("kv_usage", "Share of its KV cache in use", lambda one: one.kv_usage_fraction),
+    ("breaker_open", "1 while it is left alone", lambda one: not one.breaker.is_closed),
+)
 
 
 class RouterMeters:
@@ -46,41 +65,12 @@ class RouterMeters:
             Gauge("penstock_router_info", "How requests are placed", lambda: 1.0, (("policy", self._policy),)),
             Gauge("penstock_router_open", "Requests in progress", lambda: float(self._num_open())),
             Gauge("penstock_router_parked", "Requests waiting for a replica", lambda: float(self._num_parked())),
-            ReplicaGauge("penstock_router_replica_ready", "1 while it takes requests", self._fleet, _is_ready),
-            ReplicaGauge(
-                "penstock_router_replica_pending", "Requests it has", self._fleet, lambda one: one.num_pending
-            ),
-            ReplicaGauge(
-                "penstock_router_replica_waiting", "Requests waiting there", self._fleet, lambda one: one.num_waiting
-            ),
-            ReplicaGauge(
-                "penstock_router_replica_kv_usage",
-                "Share of its KV cache in use",
-                self._fleet,
-                lambda one: one.kv_usage_fraction,
-            ),
-            ReplicaGauge(
-                "penstock_router_replica_breaker_open",
-                "1 while it is left alone",
-                self._fleet,
-                lambda one: not one.breaker.is_closed,
+            *(
+                GaugeTable(f"penstock_router_replica_{name}", help, self._rows(read))
+                for name, help, read in OF_REPLICAS
             ),
         ]
         return exposition([*gauges, *own, *more], {})
 
-
-class ReplicaGauge(Gauge):
-    """One number for each replica."""
-
-    def __init__(self, name: str, help: str, fleet: LiveFleet, read_one: Callable[..., float]) -> None:
-        super().__init__(name, help, lambda: 0.0)
-        self._fleet = fleet
-        self._read_one = read_one
-
-    def samples(self) -> list[tuple[str, tuple[tuple[str, str], ...], float]]:
-        return [(self.name, (("replica", one.name),), float(self._read_one(one))) for one in self._fleet.own]
-
-
-def _is_ready(replica: object) -> float:
-    state, is_draining = replica.state, replica.is_draining  # type: ignore[attr-defined]
-    return float(state is ReplicaState.READY and not is_draining)
+    def _rows(self, read: Callable[[LiveReplica], float]) -> list[tuple[Labels, float]]:
+        return [((("replica", one.name),), read(one)) for one in self._fleet.own]

@@ -2,6 +2,10 @@
 
 Readiness of our own servers is a real token through the whole path; others are asked at /health. Load is read from the metrics
 that vLLM made usual, which ours, SGLang's and llama.cpp's servers have too.
+
+What a replica says of its prefix cache (`kv_events.py`) is followed for as long as it is in the fleet. Each connection begins
+with all there is, so a gap, a broken connection and an engine that starts anew are all mended in one way: connect again. While
+nothing is heard the last word stands; a replica that was gone holds nothing.
 """
 
 import asyncio
@@ -9,15 +13,16 @@ import contextlib
 import re
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import msgspec
 
-from penstock.service import marks
+from penstock.service import kv_events, marks
 from penstock.service.edge.stamp import TRUST_HEADER, RelayStamp
 from penstock.service.kv_events import OFFER_HEADER, read_offer
 from penstock.service.router.fleet import LiveFleet, LiveReplica, ReplicaState
 from penstock.service.router.proxy.replica_pool import ReplicaPool
-from penstock.service.upstream.connections import Fetched, fetch
+from penstock.service.upstream.connections import Fetched, Headers, fetch
 
 READY_PATHS = ("/readyz", "/health")
 TIMEOUT_S = 4.0
@@ -47,27 +52,20 @@ class _Models(msgspec.Struct):
     data: list[_Model]
 
 
+@dataclass(slots=True)
 class Probe:
     """One replica's watcher; `run` until cancelled."""
 
-    def __init__(
-        self,
-        fleet: LiveFleet,
-        replica: LiveReplica,
-        pool: ReplicaPool,
-        interval_s: float,
-        changed: Callable[[LiveReplica], None],
-    ) -> None:
-        self._fleet = fleet
-        self._replica = replica
-        self._pool = pool
-        self._interval_s = interval_s
-        self._changed = changed
-        self._path = READY_PATHS[0]
-        self._num_looks = 0
-        self._is_moving = False
-        """Some of its models come and go."""
-        self._hurry = asyncio.Event()
+    _fleet: LiveFleet
+    _replica: LiveReplica
+    _pool: ReplicaPool
+    _interval_s: float
+    _changed: Callable[[LiveReplica], None]
+    _path: str = READY_PATHS[0]
+    _num_looks: int = 0
+    _is_moving: bool = False
+    """Some of its models come and go."""
+    _hurry: asyncio.Event = field(default_factory=asyncio.Event)
 
     def hurry(self) -> None:
         """Look now: something went wrong there."""
@@ -148,13 +146,81 @@ class Probe:
         self._fleet.learn_load(self._replica, num_waiting, usage)
 
     async def _get(self, path: str) -> Fetched:
-        endpoint = self._pool.endpoint
-        key = b"authorization: Bearer %b\r\n" % self._pool.key if self._pool.key else b""
-        key += b"%b: %b\r\n" % (marks.RELAY_HEADER, RelayStamp(b"probe", 0).encode())
-        head = f"GET {endpoint.path}{path} HTTP/1.1\r\nhost: {endpoint.authority}\r\n".encode()
-        return await fetch(self._pool, head + key + b"\r\n", TIMEOUT_S)
+        stamp = b"%b: %b\r\n" % (marks.RELAY_HEADER, RelayStamp(b"probe", 0).encode())
+        return await fetch(self._pool, self._pool.request("GET", path, stamp), TIMEOUT_S)
 
 
 def _is_our_answer(found: Fetched) -> bool:
     """Our servers say how they are as JSON; a page that some other server has for any path says nothing."""
     return found.headers.get(b"content-type", b"").startswith(b"application/json") and b'"status"' in found.body
+
+
+PAUSE_S = 0.2
+FOREIGN_PAUSE_S = 10.0
+"""Between two looks at a server that has no such stream."""
+
+
+class BlockFollower:
+    """One replica's; `run` until cancelled."""
+
+    def __init__(self, fleet: LiveFleet, replica: LiveReplica, pool: ReplicaPool) -> None:
+        self._fleet = fleet
+        self._replica = replica
+        self._pool = pool
+
+    async def run(self) -> None:
+        while True:
+            status = 0
+            if self._replica.state is ReplicaState.READY:
+                with contextlib.suppress(OSError):
+                    status = await self._follow()
+            await asyncio.sleep(FOREIGN_PAUSE_S if status in (404, 405) else PAUSE_S)
+
+    async def _follow(self) -> int:
+        """Until the stream ends; its status. Raises OSError where there is no connection."""
+        connection = await self._pool.connect()
+        exchange = BlockExchange(self._fleet, self._replica)
+        connection.send(self._pool.request("GET", f"{kv_events.EVENTS_PATH}?follow=1"), exchange)
+        try:
+            return await exchange.done
+        finally:
+            connection.abandon(exchange)
+
+
+class BlockExchange:
+    def __init__(self, fleet: LiveFleet, replica: LiveReplica) -> None:
+        self.done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._fleet = fleet
+        self._replica = replica
+        self._reader = kv_events.FrameReader()
+        self._status = 0
+        self._number: int | None = None
+
+    def on_head(self, status: int, headers: Headers) -> None:
+        self._status = status
+
+    def on_part(self, data: bytes) -> None:
+        if self._status != 200 or self.done.done():
+            return
+        try:
+            frames = self._reader.feed(data)
+        except ValueError:
+            self._end()
+            return
+        for frame in frames:
+            is_next = self._number is not None and frame.number == (self._number + 1) & 0xFFFFFFFF
+            if not frame.is_whole and not is_next:
+                self._end()  # something was missed: all there is, once more
+                return
+            self._number = frame.number
+            self._fleet.learn_blocks(self._replica, frame)
+
+    def on_end(self) -> None:
+        self._end()
+
+    def on_broken(self, message: str) -> None:
+        self._end()
+
+    def _end(self) -> None:
+        if not self.done.done():
+            self.done.set_result(self._status)

@@ -72,10 +72,5 @@ class DecisionLog:
         )
         self._file.write(self._encoder.encode(decision))
 
-    @property
-    def num_lost(self) -> int:
-        """Choices that could not be written."""
-        return self._file.num_lost
-
     def close(self) -> None:
         self._file.close()

@@ -1,4 +1,8 @@
-"""What the router answers itself: how it is, and what is served behind it. One row a route."""
+"""What the router answers itself: how it is, what is served behind it, a row a route; and the web app's files.
+
+Of the app's questions, what looks into an engine (events, requests, its machine) is not passed on to a replica: behind the
+router's one key every client would see the requests of all.
+"""
 
 from collections.abc import Callable, Mapping
 from typing import Protocol
@@ -11,6 +15,8 @@ from penstock.service.router.fleet import LiveFleet, ReplicaState
 from penstock.service.router.gate import Gate
 from penstock.service.router.members import Members
 from penstock.service.router.meters import RouterMeters
+from penstock.service.router.proxy.incoming import Incoming
+from penstock.service.webfiles import web_file
 
 JSON = "application/json"
 Answer = tuple[int, str, bytes]
@@ -121,3 +127,26 @@ def doubts(app: RouterFacts, members: Members, has_tenants: bool) -> list[str]:
         missing = [model for model in asked or [name] if not app.fleet.is_known(model)]
         found += [f"the model name {name!r} asks for {model!r}, which no replica serves" for model in missing]
     return found
+
+
+FOLDER = "/assets/"
+PATHS = ("/", "/icon.svg")
+ASKED = ("about", "simulate", "plan", "blocks", "calculators", "advice", "lint", "quizzes")
+"""Questions that any replica answers alike."""
+
+
+def page_answer(request: Incoming) -> tuple[bytes, bytes] | None:
+    """Header lines and body of a file of the app; None if that is not what is asked for."""
+    path = request.path
+    if request.method != "GET" or not (path in PATHS or path.startswith(FOLDER)):
+        return None
+    found = web_file(path, request.headers.get(b"accept", b""))
+    if found is None:
+        return None
+    headers, body = found.answer(request.headers.get(b"accept-encoding", b""))
+    return b"".join(b"%b: %b\r\n" % pair for pair in headers), body
+
+
+def is_for_any_replica(path: str) -> bool:
+    prefix, _, rest = path.partition("/app/v1/")
+    return not prefix and rest.partition("/")[0] in ASKED

@@ -50,7 +50,7 @@ from penstock.service.server.pool.sessions import SessionBody
 from penstock.service.server.responses import conversations
 from penstock.service.server.responses import routes as responses
 from penstock.service.server.responses.protocol import ConversationBody, ConversationItemsBody, InputBody, ResponseBody
-from penstock.service.server.responses.service import Responses
+from penstock.service.server.responses.routes import Responses
 from penstock.service.server.ui.pages import Pages
 from penstock.service.server.ui.routes import ROWS as UI_ROWS
 

@@ -12,12 +12,14 @@ from typing import Any
 from starlette.requests import Request
 
 from penstock.metrics.exposition import Counter
-from penstock.runtime.core.prefix import TOKEN_BYTES, Namespace, block_hash, packed
+from penstock.runtime.core.prefix import Namespace, prefix_hashes
 from penstock.runtime.core.request import SamplingParams
 from penstock.runtime.engine.client import FAULTS, BlocksChanged, EngineClient, TransferCounts
 from penstock.runtime.text.tokenizer.tokenizer import Tokenizer
 from penstock.service import kv_events
+from penstock.service.server.http.answer import Plain
 from penstock.service.server.http.call import Call, Failure
+from penstock.service.server.http.connection import until_gone
 from penstock.service.server.http.faults import error_of_finish
 
 MAX_UNSENT_BYTES = 1 << 20
@@ -130,7 +132,7 @@ class BlockStream:
         listener = BlockListener(self._indices)
         for index in self._indices:
             index.subscribe(listener)
-        leaving = asyncio.ensure_future(_left(receive))
+        leaving = asyncio.ensure_future(until_gone(receive))
         try:
             headers = [(b"content-type", b"application/octet-stream"), (b"cache-control", b"no-store")]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -150,11 +152,6 @@ class BlockStream:
                 index.unsubscribe(listener)
 
 
-async def _left(receive: Any) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
 async def block_events(request: Request) -> BlockStream:
     front = request.app.state.front
     return BlockStream([model.blocks for model in front.models], front, request.query_params.get("follow") == "1")
@@ -167,11 +164,7 @@ def transfer_metrics(counts: TransferCounts | None) -> list[Counter]:
     faults = Counter("penstock_kv_transfer_faults", "Fetches that ended badly, by how; what they lacked was computed")
     for name, count in zip(FAULTS, counts.faults, strict=True):
         faults.add(count, (("kind", name),))
-    counters = [faults]
-    for field, name, help in TRANSFERS:
-        counters.append(Counter(name, help))
-        counters[-1].add(getattr(counts, field))
-    return counters
+    return [faults, *(Counter(name, help, getattr(counts, field)) for field, name, help in TRANSFERS)]
 
 
 def offer_of(client: EngineClient, role: str | None) -> kv_events.BlockOffer | None:
@@ -211,7 +204,7 @@ class PrefillAnswer:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         call = self._call
         call.start()
-        leaving = asyncio.create_task(_left(receive))
+        leaving = asyncio.create_task(until_gone(receive))
         leaving.add_done_callback(lambda _: call.cancel())
         try:
             while not call.is_over:
@@ -226,23 +219,8 @@ class PrefillAnswer:
         await send({"type": "http.response.body", "body": b""})
 
 
-class PromptBlocks:
+def prompt_blocks(prompt: tuple[int, ...], salt: str, block_size: int) -> Plain:
     """In place of an answer: the hashes of those of a prompt's blocks that could be found in the cache."""
-
-    def __init__(self, prompt: tuple[int, ...], salt: str, block_size: int) -> None:
-        hashes, parent = [], Namespace(salt, "").hash
-        data = packed(prompt[: (len(prompt) - 1) // block_size * block_size])  # one token at least is computed
-        size = block_size * TOKEN_BYTES
-        for start in range(0, len(data), size):
-            parent = block_hash(parent, data[start : start + size])
-            hashes.append(parent)
-        self._body = kv_events.prompt_blocks(len(prompt), hashes)
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        headers = [
-            (b"content-type", b"application/octet-stream"),
-            (b"content-length", str(len(self._body)).encode()),
-            (kv_events.BLOCKS_HEADER, b"1"),
-        ]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": self._body})
+    hashes = prefix_hashes(prompt, Namespace(salt, ""), (len(prompt) - 1) // block_size, block_size)
+    body = kv_events.prompt_blocks(len(prompt), hashes)  # one token at least is computed
+    return Plain(body, "application/octet-stream", [(kv_events.BLOCKS_HEADER, b"1")])

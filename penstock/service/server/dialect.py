@@ -37,9 +37,6 @@ class Progress(NamedTuple):
 
 class Dialect(Protocol):
     @property
-    def name(self) -> str: ...
-
-    @property
     def stream_headers(self) -> HeaderList:
         """Headers of an answer in parts."""
 

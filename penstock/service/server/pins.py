@@ -4,8 +4,7 @@ Counts blocks, known by what they hold, so that a prompt that is pinned again, o
 cache itself is the engine's; nothing here changes it.
 """
 
-from array import array
-from hashlib import blake2b
+from penstock.runtime.core.prefix import Namespace, prefix_hashes
 
 MAX_FRACTION = 0.5
 """Of the cache that may be pinned by all; the rest is for whoever comes."""
@@ -43,7 +42,8 @@ class PinLedger:
         granted = []
         for num_tokens, ttl_s in sorted(wanted):
             kept_s = min(ttl_s, MAX_TTL_S)
-            keys = _keys(salt, prompt, min(num_tokens, len(prompt) - 1) // block_size, block_size)
+            num_kept = min(num_tokens, len(prompt) - 1) // block_size
+            keys = prefix_hashes(prompt, Namespace(salt, ""), num_kept, block_size)
             new = [key for key in keys if key not in pins]
             if not keys or len(pins) + len(new) > share or self._num_all() + len(new) > MAX_REMEMBERED:
                 continue
@@ -63,14 +63,3 @@ class PinLedger:
                 del pins[key]
             if not pins:
                 del self._pins[tenant]
-
-
-def _keys(salt: str, prompt: tuple[int, ...], num_blocks: int, block_size: int) -> list[bytes]:
-    """A name for each block: what it and everything before it holds."""
-    keys = []
-    parent = salt.encode("utf-8", "surrogatepass")
-    for number in range(num_blocks):
-        tokens = array("I", prompt[number * block_size : (number + 1) * block_size]).tobytes()
-        parent = blake2b(parent + tokens, digest_size=16).digest()
-        keys.append(parent)
-    return keys

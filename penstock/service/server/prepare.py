@@ -38,8 +38,7 @@ from penstock.service.server.http.call import Call, CallParameters
 from penstock.service.server.http.faults import ApiError, ErrorKind, Overflow, invalid
 from penstock.service.server.http.large import TENANT, Turns, stand_back
 from penstock.service.server.http.relay import peer_of, priority_of
-from penstock.service.server.sampling.beams import beam_search
-from penstock.service.server.sampling.params import check_ids, sampling_params
+from penstock.service.server.sampling import beam_search, check_ids, sampling_params
 from penstock.service.server.served import ServedModel
 
 R = TypeVar("R")

@@ -6,7 +6,7 @@ the table by the name a client sent; nothing here knows a dialect.
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from penstock.runtime.core.request import Request, SamplingParams
@@ -15,13 +15,11 @@ from penstock.runtime.text.tokenizer.tokenizer import Tokenizer
 from penstock.runtime.text.watermark import Watermark
 from penstock.service.server.blocks import BlockIndex
 from penstock.service.server.http.admission import Admission
-from penstock.service.server.http.call import greedy_canary
 from penstock.service.server.http.faults import ApiError, ErrorKind, busy, invalid
 from penstock.service.server.http.meters import Meters
 from penstock.service.server.pins import PinLedger
 from penstock.service.server.pool.resident import Residency, Resident
 from penstock.service.server.text import NO_CARD, ModelCard, Text
-from penstock.service.server.ui.live import LiveView
 from penstock.tools.doctor.prefixes import PrefixWatch
 
 FRESH_S = 2.0
@@ -57,13 +55,14 @@ class ServedModel:
         self._text: Text | None = None
         self._card = NO_CARD
         self._canary_s = -1e9
-        self.live = LiveView(client, self.meters, self.admission)
         self.prefixes: PrefixWatch | None = None
+        self.on_step: list[Callable[[StepReport], None]] = [self.meters.observe]
+        """Told of every step of the engine, in this order, before whoever waits for its tokens."""
         client.on_step = self._on_step
 
     def _on_step(self, step: StepReport) -> None:
-        self.meters.observe(step)
-        self.live.observe(step)
+        for told in self.on_step:
+            told(step)
 
     def watch_prefixes(self, *, keeps_words: bool) -> None:
         """Hold each prompt against the last ones from now on."""
@@ -181,7 +180,7 @@ class ServedModel:
             return True
         if now - max(self._canary_s, self.meters.last_token_s) < FRESH_S:
             return True
-        request = greedy_canary(self.client.next_id())
+        request = self._greedy(1, (1,), "canary")
         stream = self.client.submit(request)
         try:
             async with asyncio.timeout(CANARY_S):
@@ -200,16 +199,7 @@ class ServedModel:
 
         Empty if another request came meanwhile, or the answer did not come to its end.
         """
-        params = SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True)
-        number, is_alone = self.client.next_id(), not self.client.num_open
-        request = Request(
-            request_id=number,
-            prompt=prompt,
-            params=params,
-            arrival_s=time.monotonic(),
-            salt=f"canary {number}",
-            speculate=0,
-        )
+        is_alone, request = not self.client.num_open, self._greedy(count, prompt, f"canary {time.monotonic_ns()}")
         stream = self.client.submit(request)
         token_ids: list[int] = []
         try:
@@ -217,8 +207,14 @@ class ServedModel:
                 token_ids += delta.token_ids
         finally:
             self.client.cancel(request.request_id)
-        is_alone = is_alone and self.client.next_id() == number + 1
+        is_alone = is_alone and self.client.next_id() == request.request_id + 1
         return tuple(token_ids) if is_alone and len(token_ids) == count else ()
+
+    def _greedy(self, count: int, prompt: tuple[int, ...], salt: str) -> Request:
+        """So many tokens through the real path, none of them drawn by lot or guessed before."""
+        params = SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True)
+        number, now = self.client.next_id(), time.monotonic()
+        return Request(request_id=number, prompt=prompt, params=params, arrival_s=now, salt=salt, speculate=0)
 
 
 class AdaptedModel(ServedModel):
@@ -229,7 +225,7 @@ class AdaptedModel(ServedModel):
         self.adapter = path
         self.client, self.resident = base.client, base.resident
         self.admission, self.meters, self.blocks, self.pins = base.admission, base.meters, base.blocks, base.pins
-        self.live, self.created, self.fault = base.live, int(time.time()), ""
+        self.created, self.fault = int(time.time()), ""
         self.watermark = base.watermark
         self._own_name = name
 
@@ -323,11 +319,13 @@ class ServedModels:
             return adapted
         if name.endswith(LATEST):
             return self.find(name.removesuffix(LATEST))
+        raise self.unknown(name)
+
+    def unknown(self, name: str) -> ApiError:
+        """The error that names the models there are."""
         there = ", ".join(repr(model.name) for model in self.known[:20])
-        if not there:
-            raise loading()
         message = f"the model {name[:80]!r} is not served here; it is {there}"
-        raise ApiError(ErrorKind.NOT_FOUND, message, param="model", code="model_not_found")
+        return ApiError(ErrorKind.NOT_FOUND, message, param="model", code="model_not_found") if there else loading()
 
 
 def loading() -> ApiError:

@@ -1,5 +1,6 @@
 """One choice being written: the engine's tokens in, what a client is sent of them out."""
 
+from dataclasses import InitVar, dataclass, field
 from typing import NamedTuple
 
 from penstock.runtime.core.batch import Delta, Drafted, Finish, FinishReason, Logprob
@@ -43,45 +44,33 @@ class Piece(NamedTuple):
         return reasoning_of(self.segments)
 
 
+@dataclass(slots=True, eq=False)
 class Writer:
     """Ends once: by the engine's finish, or by a stop string that only the text shows."""
 
-    __slots__ = (
-        "_has_calls",
-        "_includes_stop",
-        "_mute",
-        "_text",
-        "cache_miss",
-        "drafted",
-        "failure",
-        "finish_reason",
-        "from_tiers",
-        "index",
-        "num_cached",
-        "predicted",
-        "token_ids",
-    )
+    index: int
+    tokenizer: InitVar[Tokenizer]
+    _rules: TextRules
+    finish_reason: str | None = None
+    failure: Finish | None = None
+    """How it ended if it ended badly."""
+    num_cached: int = 0
+    drafted: tuple[int, int] = (0, 0)
+    """Drafts that were checked, and of those the ones that came true."""
+    predicted: tuple[int, int] = (0, 0)
+    """Likewise, of those that the client predicted."""
+    from_tiers: tuple[int, int] = (0, 0)
+    """Of the cached tokens, those that came back from host memory and from the disk."""
+    cache_miss: str = ""
+    """Why the prefix cache had no more of the prompt."""
+    token_ids: list[int] = field(default_factory=list)
+    _has_calls: bool = False
+    _mute: tuple[tuple[int, ...], tuple[Drafted, ...]] = (), ()
+    """Tokens that show no text yet, such as the first of several that make one character, and their drafts."""
+    _text: TextStream = field(init=False)
 
-    def __init__(self, index: int, tokenizer: Tokenizer, rules: TextRules) -> None:
-        self.index = index
-        self.finish_reason: str | None = None
-        self.failure: Finish | None = None
-        """How it ended if it ended badly."""
-        self.num_cached = 0
-        self.drafted = (0, 0)
-        """Drafts that were checked, and of those the ones that came true."""
-        self.predicted = (0, 0)
-        """Likewise, of those that the client predicted."""
-        self.from_tiers = (0, 0)
-        """Of the cached tokens, those that came back from host memory and from the disk."""
-        self.cache_miss = ""
-        """Why the prefix cache had no more of the prompt."""
-        self.token_ids: list[int] = []
-        self._includes_stop = rules.include_stop
-        self._has_calls = False
-        self._mute: tuple[tuple[int, ...], tuple[Drafted, ...]] = (), ()
-        """Tokens that show no text yet, such as the first of several that make one character, and their drafts."""
-        self._text = TextStream(tokenizer, rules)
+    def __post_init__(self, tokenizer: Tokenizer) -> None:
+        self._text = TextStream(tokenizer, self._rules)
 
     @property
     def num_tokens(self) -> int:
@@ -109,7 +98,7 @@ class Writer:
             if drafts.source == PREDICTION:
                 self.predicted = _added(self.predicted, drafts)
         token_ids, logprobs = delta.token_ids, delta.logprobs
-        is_silent = finish is not None and finish.stop_token_id is not None and not self._includes_stop
+        is_silent = finish is not None and finish.stop_token_id is not None and not self._rules.include_stop
         before = self._text.num_tokens
         text = self._text.feed(token_ids, silent_last=is_silent)
         segments, stop = text.segments, text.stop

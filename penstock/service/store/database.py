@@ -6,6 +6,7 @@ what both databases understand: `?` for values, TEXT, BIGINT, DOUBLE PRECISION a
 Knows nothing of what is kept.
 """
 
+import asyncio
 import contextlib
 import os
 import queue
@@ -60,6 +61,16 @@ class Database(Protocol):
         """What was handed over before is done first."""
 
 
+async def reading(database: Database, work: Callable[..., T], *values: Any) -> T:
+    """What a function of a transaction and these values reads."""
+    return await asyncio.wrap_future(database.read(lambda transaction: work(transaction, *values)))
+
+
+async def writing(database: Database, work: Callable[..., T], *values: Any) -> T:
+    """The same where something is written: it is committed."""
+    return await asyncio.wrap_future(database.write(lambda transaction: work(transaction, *values)))
+
+
 class SqliteTransaction:
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
@@ -71,20 +82,50 @@ class SqliteTransaction:
         return self._connection.execute(sql, tuple(values)).fetchall()
 
 
-class _Job(NamedTuple):
+class StoreJob(NamedTuple):
     work: Work[Any]
     done: "Future[Any]"
 
 
-class SqliteDatabase:
+class QueuedDatabase:
+    """Threads that take work from queues, each until it finds None."""
+
+    def __init__(self) -> None:
+        self._is_closed = False
+        self._threads: list[tuple[threading.Thread, queue.SimpleQueue[StoreJob | None]]] = []
+
+    def _start(
+        self, name: str, jobs: "queue.SimpleQueue[StoreJob | None]", run: Callable[..., None], *values: Any
+    ) -> None:
+        thread = threading.Thread(target=run, args=values, name=name, daemon=True)
+        self._threads.append((thread, jobs))
+        thread.start()
+
+    def close(self) -> None:
+        if not self._is_closed:
+            self._is_closed = True
+            for _, jobs in self._threads:
+                jobs.put(None)
+            for thread, _ in self._threads:
+                thread.join()
+
+    def _hand_over(self, jobs: "queue.SimpleQueue[StoreJob | None]", work: Work[T]) -> "Future[T]":
+        if self._is_closed:
+            raise StoreError("the database is closed; nothing more is kept")
+        done: Future[T] = Future()
+        jobs.put(StoreJob(work, done))
+        return done
+
+
+class SqliteDatabase(QueuedDatabase):
     """A thread writes and a thread reads; writes that wait together are committed together."""
 
     def __init__(self, path: Path | str, schemas: Sequence[Schema]) -> None:
         """Makes the file, readable by its owner alone, and brings its tables up to date. Raises ConfigError."""
         self._path = Path(path)
-        self._writes: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self._reads: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self._is_closed = False
+        self._writes: queue.SimpleQueue[StoreJob | None] = queue.SimpleQueue()
+        self._reads: queue.SimpleQueue[StoreJob | None] = queue.SimpleQueue()
+        super().__init__()
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             os.close(os.open(self._path, os.O_CREAT | os.O_RDWR, 0o600))
@@ -95,33 +136,14 @@ class SqliteDatabase:
             reader = self._connect()
         except (OSError, sqlite3.Error) as error:
             raise ConfigError(f"cannot keep a database in {self._path}: {error}; choose another path") from error
-        self._threads = [
-            threading.Thread(target=self._write_all, args=(writer,), name="store-write", daemon=True),
-            threading.Thread(target=self._read_all, args=(reader,), name="store-read", daemon=True),
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._start("store-write", self._writes, self._write_all, writer)
+        self._start("store-read", self._reads, self._read_all, reader)
 
     def write(self, work: Work[T]) -> "Future[T]":
         return self._hand_over(self._writes, work)
 
     def read(self, work: Work[T]) -> "Future[T]":
         return self._hand_over(self._reads, work)
-
-    def close(self) -> None:
-        if not self._is_closed:
-            self._is_closed = True
-            self._writes.put(None)
-            self._reads.put(None)
-            for thread in self._threads:
-                thread.join()
-
-    def _hand_over(self, jobs: "queue.SimpleQueue[_Job | None]", work: Work[T]) -> "Future[T]":
-        if self._is_closed:
-            raise StoreError("the database is closed; nothing more is kept")
-        done: Future[T] = Future()
-        jobs.put(_Job(work, done))
-        return done
 
     def _connect(self) -> sqlite3.Connection:
         connection = sqlite3.connect(self._path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
@@ -182,9 +204,9 @@ def migrate(transaction: Transaction, schema: Schema) -> None:
     )
 
 
-def _commit(connection: sqlite3.Connection, group: Sequence[_Job]) -> None:
+def _commit(connection: sqlite3.Connection, group: Sequence[StoreJob]) -> None:
     """One commit for all; each is undone alone if it fails, and none is reported before the commit."""
-    outcomes: list[tuple[_Job, Any, BaseException | None]] = []
+    outcomes: list[tuple[StoreJob, Any, BaseException | None]] = []
     jobs = [job for job in group if job.done.set_running_or_notify_cancel()]
     try:
         with _transaction(connection, "BEGIN IMMEDIATE"):

@@ -6,13 +6,12 @@ done again.
 """
 
 import queue
-import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
 from penstock.errors import ConfigError, StoreError
-from penstock.service.store.database import Schema, T, Work, migrate
+from penstock.service.store.database import QueuedDatabase, Schema, StoreJob, T, Work, migrate
 
 NUM_CONNECTIONS = 4
 MAX_TRIES = 5
@@ -33,7 +32,7 @@ class PostgresTransaction:
         return list(self._connection.execute(translated(sql), tuple(values)).fetchall())
 
 
-class PostgresDatabase:
+class PostgresDatabase(QueuedDatabase):
     """Needs psycopg: pip install 'penstock[postgres]'."""
 
     def __init__(self, url: str, schemas: Sequence[Schema], num_connections: int = NUM_CONNECTIONS) -> None:
@@ -45,8 +44,8 @@ class PostgresDatabase:
             ) from error
         self._psycopg = psycopg
         self._url = url
-        self._jobs: queue.SimpleQueue[tuple[Work[Any], Future[Any]] | None] = queue.SimpleQueue()
-        self._is_closed = False
+        self._jobs: queue.SimpleQueue[StoreJob | None] = queue.SimpleQueue()
+        super().__init__()
         try:
             with psycopg.connect(url, connect_timeout=10) as connection:
                 connection.execute(f"SELECT pg_advisory_xact_lock({MIGRATION_LOCK})")
@@ -54,30 +53,13 @@ class PostgresDatabase:
                     migrate(PostgresTransaction(connection), schema)
         except psycopg.Error as error:
             raise ConfigError(f"cannot use the PostgreSQL database: {str(error).strip()}") from error
-        self._threads = [
-            threading.Thread(target=self._work, name=f"store-{number}", daemon=True)
-            for number in range(num_connections)
-        ]
-        for thread in self._threads:
-            thread.start()
+        for number in range(num_connections):
+            self._start(f"store-{number}", self._jobs, self._work)
 
     def write(self, work: Work[T]) -> "Future[T]":
-        if self._is_closed:
-            raise StoreError("the database is closed; nothing more is kept")
-        done: Future[T] = Future()
-        self._jobs.put((work, done))
-        return done
+        return self._hand_over(self._jobs, work)
 
-    def read(self, work: Work[T]) -> "Future[T]":
-        return self.write(work)
-
-    def close(self) -> None:
-        if not self._is_closed:
-            self._is_closed = True
-            for _ in self._threads:
-                self._jobs.put(None)
-            for thread in self._threads:
-                thread.join()
+    read = write
 
     def _work(self) -> None:
         connection: Any = None

@@ -9,6 +9,7 @@ import socket
 import ssl
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple, Protocol
 
@@ -41,39 +42,27 @@ class UpstreamExchange(Protocol):
         """Nothing more will come."""
 
 
+@dataclass(slots=True, eq=False)
 class UpstreamConnection(asyncio.Protocol):
     """Carries one exchange at a time. Once anything goes wrong it is closed and never used again."""
 
-    __slots__ = (
-        "_exchange",
-        "_headers",
-        "_parser",
-        "_parts",
-        "_pool",
-        "_status",
-        "arrived_s",
-        "has_begun",
-        "idle_since_s",
-        "is_open",
-        "num_exchanges",
-        "transport",
-    )
+    _pool: "ConnectionPool"
+    arrived_s: float = 0.0
+    """When the last bytes were handed to us, before anything was done with them."""
+    transport: Any = None
+    is_open: bool = False
+    has_begun: bool = False
+    """Something of the present answer has arrived."""
+    num_exchanges: int = 0
+    idle_since_s: float = 0.0
+    _parser: Any = None
+    _exchange: UpstreamExchange | None = None
+    _headers: Headers = field(default_factory=list)
+    _parts: list[bytes] = field(default_factory=list)
+    _status: int = 0
 
-    def __init__(self, pool: "ConnectionPool") -> None:
-        self._pool = pool
+    def __post_init__(self) -> None:
         self._parser = httptools.HttpResponseParser(self)
-        self._exchange: UpstreamExchange | None = None
-        self._headers: Headers = []
-        self._parts: list[bytes] = []
-        self._status = 0
-        self.arrived_s = 0.0
-        """When the last bytes were handed to us, before anything was done with them."""
-        self.transport: Any = None
-        self.is_open = False
-        self.has_begun = False
-        """Something of the present answer has arrived."""
-        self.num_exchanges = 0
-        self.idle_since_s = 0.0
 
     # What asyncio calls
 

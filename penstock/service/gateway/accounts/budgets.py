@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 from penstock.errors import ConfigError
-from penstock.service.gateway.changes import note_change
+from penstock.service.gateway.schema import note_change
 from penstock.service.store.database import Database, Transaction
 
 PERIODS = {"total": "", "day": "%Y-%m-%d", "month": "%Y-%m"}

@@ -7,6 +7,8 @@ in time is charged in full where money was set aside, and said.
 import logging
 from typing import NamedTuple
 
+import msgspec
+
 from penstock.service.gateway.accounts import budgets
 from penstock.service.gateway.accounts.usage import UsageRecord, insert_record
 from penstock.service.gateway.settings import GatewaySettings
@@ -29,7 +31,7 @@ class LaterRow(NamedTuple):
     expires_at: float
 
 
-class LaterBill(NamedTuple):
+class LaterBill(msgspec.Struct, frozen=True):
     """As a server writes it."""
 
     id: str

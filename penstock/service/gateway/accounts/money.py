@@ -1,7 +1,8 @@
 """Money as whole numbers of a billionth of a dollar, so that sums are exact, and what tokens cost."""
 
 from decimal import ROUND_CEILING, Decimal
-from typing import NamedTuple
+
+import msgspec
 
 NANO = 1_000_000_000
 """Nanodollars in a dollar."""
@@ -16,8 +17,8 @@ def shown(amount: int) -> str:
     return f"${amount / NANO:,.6f}".rstrip("0").rstrip(".") if amount else "$0"
 
 
-class Price(NamedTuple):
-    """Dollars a million tokens."""
+class Price(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Dollars a million tokens, as the gateway's file has them."""
 
     input: float = 0.0
     output: float = 0.0
@@ -38,6 +39,3 @@ class Price(NamedTuple):
         millions = (num_prompt - cached) * Decimal(str(self.input)) + cached * Decimal(str(rate))
         millions += num_output * Decimal(str(self.output))
         return int((millions * Decimal(str(self.share(tier))) * NANO / PER_MILLION).to_integral_value(ROUND_CEILING))
-
-
-FREE = Price()

@@ -19,6 +19,7 @@ from penstock.service.gateway.gateway import Gateway
 from penstock.service.router.admin.desk import DeskCall, DeskRoute, find, read_body
 from penstock.service.router.admin.page import PAGE, docs_page, document
 from penstock.service.router.app import RouterApp
+from penstock.service.router.fleet import LiveReplica
 from penstock.service.router.proxy.client import InboundConnection
 from penstock.service.router.proxy.incoming import AnswerSink, Incoming
 from penstock.service.router.surface import replicas
@@ -26,6 +27,7 @@ from penstock.service.router.surface import replicas
 LOGGER = logging.getLogger(__name__)
 MAX_BODY_BYTES = 1 << 20
 JSON_LINE = b"content-type: application/json\r\n"
+DONE = b'{"status":"done"}'
 Audit = Callable[[str, str], None]
 
 
@@ -97,7 +99,7 @@ class AdminApi:
                 await asyncio.to_thread(gateway.book.look, time.time())
                 about = " ".join(names) or getattr(asked.body, "tenant", "")
                 self._audit(f"{route.method.lower()} {route.path.split('/')[1]}", about)
-            data = msgspec.json.encode(value)
+            data = DONE if value is None else msgspec.json.encode(value)
             if client.is_open:
                 client.respond(200, JSON_LINE, data)
         except PenstockError as error:
@@ -114,20 +116,14 @@ class AdminApi:
             case ("POST", "replicas"):
                 self._add(request.body)
             case ("DELETE", "replicas", name):
-                if self._app.fleet.get(name) is None or self._app.remove_replica(name) is None:
-                    raise not_found(f"there is no replica {name[:80]!r}")
+                self._app.remove_replica(self._replica(name).name)
                 self._audit("remove", name)
             case ("POST", "replicas", name, ("drain" | "undrain") as action):
-                replica = self._app.fleet.get(name)
-                if replica is None:
-                    raise not_found(f"there is no replica {name[:80]!r}")
+                replica = self._replica(name)
                 (self._app.fleet.drain if action == "drain" else self._app.fleet.undrain)(replica)
                 self._audit(action, name)
             case ("POST", "replicas", name, "role", ("prefill" | "decode" | "both") as role):
-                replica = self._app.fleet.get(name)
-                if replica is None:
-                    raise not_found(f"there is no replica {name[:80]!r}")
-                self._app.fleet.assign(replica, role)
+                self._app.fleet.assign(self._replica(name), role)
                 self._audit(f"role {role}", name)
             case _:
                 raise not_found(
@@ -135,7 +131,13 @@ class AdminApi:
                     ".../role/prefill, decode or both; "
                     "with a gateway keys, budgets, rules, usage and audit too: GET /openapi.json lists all"
                 )
-        return b'{"status":"done"}'
+        return DONE
+
+    def _replica(self, name: str) -> LiveReplica:
+        found = self._app.fleet.get(name)
+        if found is None:
+            raise not_found(f"there is no replica {name[:80]!r}")
+        return found
 
     def _add(self, data: bytes) -> None:
         try:

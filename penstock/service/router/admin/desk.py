@@ -89,9 +89,8 @@ def rotate_key(asked: DeskCall) -> Any:
     return {"key": key, "id": record.key_id}
 
 
-def revoke_key(asked: DeskCall) -> Any:
+def revoke_key(asked: DeskCall) -> None:
     keys.revoke_key(asked.gateway.database, asked.names[0], time.time())
-    return {"status": "done"}
 
 
 def list_budgets(asked: DeskCall) -> Any:
@@ -107,7 +106,7 @@ def list_budgets(asked: DeskCall) -> Any:
     ]
 
 
-def set_budget(asked: DeskCall) -> Any:
+def set_budget(asked: DeskCall) -> None:
     scope = asked.names[0]
     if not scope.startswith(("tenant:", "key:")):
         raise ConfigError("a budget is of tenant:NAME or key:ID")
@@ -115,12 +114,10 @@ def set_budget(asked: DeskCall) -> Any:
         raise ConfigError("amount_usd is a number of dollars, 0 or more")
     amount = nanodollars(asked.body.amount_usd)
     budgets.set_budget(asked.gateway.database, scope, amount, asked.body.period, time.time())
-    return {"status": "done"}
 
 
-def delete_budget(asked: DeskCall) -> Any:
+def delete_budget(asked: DeskCall) -> None:
     budgets.delete_budget(asked.gateway.database, asked.names[0])
-    return {"status": "done"}
 
 
 def list_rules(asked: DeskCall) -> Any:
@@ -129,16 +126,14 @@ def list_rules(asked: DeskCall) -> Any:
     return {kind: {"holds": settings[kind], "set_here": sorted(own.get(kind, {}))} for kind in rules.KINDS}
 
 
-def put_rule(asked: DeskCall) -> Any:
+def put_rule(asked: DeskCall) -> None:
     kind, name = asked.names
     rules.put_rule(asked.gateway.database, asked.gateway.book.base, kind, name, asked.body)
-    return {"status": "done"}
 
 
-def delete_rule(asked: DeskCall) -> Any:
+def delete_rule(asked: DeskCall) -> None:
     kind, name = asked.names
     rules.delete_rule(asked.gateway.database, asked.gateway.book.base, kind, name)
-    return {"status": "done"}
 
 
 def usage(asked: DeskCall) -> Any:
@@ -160,6 +155,7 @@ class DeskRoute(NamedTuple):
     path: str
     """{name} stands for one word, percent-encoded."""
     handler: Callable[[DeskCall], Any]
+    """None where nothing but that it is done is told."""
     help: str
     body: type | None = None
     is_noted: bool = False

@@ -20,18 +20,8 @@ TIMEOUT_S = 5.0
 PATH = "/bills"
 
 
-class _Bill(msgspec.Struct):
-    id: str
-    account: str
-    model: str
-    num_prompt: int
-    num_cached: int
-    num_output: int
-    is_last: int
-
-
 class _Bills(msgspec.Struct):
-    data: list[_Bill]
+    data: list[LaterBill]
 
 
 class BillCollector:
@@ -54,20 +44,13 @@ class BillCollector:
                 await self._collect_from(pool)
 
     async def _collect_from(self, pool: ReplicaPool) -> None:
-        found = await fetch(pool, _request(pool, "GET", b""), TIMEOUT_S)
+        found = await fetch(pool, pool.request("GET", PATH), TIMEOUT_S)
         if found.status != 200:
             return
-        bills = [LaterBill(*msgspec.structs.astuple(one)) for one in msgspec.json.decode(found.body, type=_Bills).data]
+        bills = msgspec.json.decode(found.body, type=_Bills).data
         if not bills:
             return
         loop = asyncio.get_running_loop()
         done = await loop.run_in_executor(None, self._gateway.take_bills, bills, time.monotonic(), time.time())
         if done:
-            await fetch(pool, _request(pool, "POST", msgspec.json.encode({"taken": done})), TIMEOUT_S)
-
-
-def _request(pool: ReplicaPool, method: str, body: bytes) -> bytes:
-    endpoint = pool.endpoint
-    key = b"authorization: Bearer %b\r\n" % pool.key if pool.key else b""
-    head = f"{method} {endpoint.path}{PATH} HTTP/1.1\r\nhost: {endpoint.authority}\r\n".encode()
-    return head + key + b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+            await fetch(pool, pool.request("POST", PATH, body=msgspec.json.encode({"taken": done})), TIMEOUT_S)

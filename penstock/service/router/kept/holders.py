@@ -44,9 +44,6 @@ class Holders:
         self._max_known = max_known
         self._holders: OrderedDict[tuple[str, bytes], str] = OrderedDict()
 
-    def __len__(self) -> int:
-        return len(self._holders)
-
     def find(self, tenant: str, ids: list[bytes]) -> str:
         """Empty if none of them is known as this tenant's."""
         for id_ in ids:

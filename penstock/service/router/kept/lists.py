@@ -2,24 +2,20 @@
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
 from urllib.parse import parse_qs, quote
 
 import msgspec
 
-from penstock.service.edge.refusal import Refusal, unavailable
+from penstock.service.edge.paging import MAX_LIMIT, Item, page_of
+from penstock.service.edge.refusal import unavailable
 from penstock.service.router.proxy.incoming import Incoming
 from penstock.service.router.proxy.job import Job
 from penstock.service.router.proxy.replica_pool import ReplicaPool
 from penstock.service.upstream.connections import fetch
 
-PAGE = 100
 MAX_PAGES = 20
 """Read of one replica; older things are not listed."""
 FETCH_S = 5.0
-DEFAULT_LIMIT = 20
-
-Item = dict[str, Any]
 
 
 class _Page(msgspec.Struct):
@@ -31,14 +27,14 @@ async def merged_list(job: Job, pools: Sequence[ReplicaPool]) -> bytes:
     """Raises Refusal where a replica that should be asked does not answer: half a list would be a wrong one."""
     found = await asyncio.gather(*(_items(job, pool) for pool in pools))
     items = sorted((item for part in found for item in part), key=lambda item: -int(item.get("created_at") or 0))
-    return msgspec.json.encode(_page(items, job.request))
+    return msgspec.json.encode(page_of(items, _query(job.request)))
 
 
 async def _items(job: Job, pool: ReplicaPool) -> list[Item]:
     """All that one replica keeps, newest first."""
     items: list[Item] = []
     purpose = _query(job.request).get("purpose")
-    base = f"limit={PAGE}" + (f"&purpose={quote(purpose)}" if purpose else "")
+    base = f"limit={MAX_LIMIT}" + (f"&purpose={quote(purpose)}" if purpose else "")
     query = base
     for _ in range(MAX_PAGES):
         try:
@@ -53,30 +49,6 @@ async def _items(job: Job, pool: ReplicaPool) -> list[Item]:
             break
         query = f"{base}&after={quote(str(page.data[-1]['id']))}"
     return items
-
-
-def _page(items: list[Item], request: Incoming) -> Item:
-    query = _query(request)
-    limit = query.get("limit", str(DEFAULT_LIMIT))
-    if not limit.isdecimal() or not 1 <= int(limit[:9]) <= PAGE:
-        raise Refusal(400, f"limit must be a number from 1 to {PAGE}", param="limit", code="invalid_value")
-    if query.get("order") == "asc":
-        items = items[::-1]
-    after = query.get("after")
-    if after is not None:
-        places = [place for place, item in enumerate(items) if item.get("id") == after]
-        if not places:
-            message = f"after names {after[:80]!r}, which is not in the list"
-            raise Refusal(400, message, param="after", code="invalid_value")
-        items = items[places[0] + 1 :]
-    data = items[: int(limit)]
-    return {
-        "object": "list",
-        "data": data,
-        "first_id": data[0]["id"] if data else "",
-        "last_id": data[-1]["id"] if data else "",
-        "has_more": len(data) < len(items),
-    }
 
 
 def _query(request: Incoming) -> dict[str, str]:

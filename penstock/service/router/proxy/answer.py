@@ -4,6 +4,8 @@ An answer that is no stream is held until it is whole, so that one cut short can
 shown up to its last mark; one of another engine as it comes.
 """
 
+from dataclasses import InitVar, dataclass, field
+
 import msgspec
 
 from penstock.service import marks
@@ -47,35 +49,35 @@ NAMES = {
 """What every whole answer to a path names."""
 
 
+@dataclass(slots=True)
 class ReplicaAnswer:
-    """Of one replica. `strips_usage`: counts were asked for by us and are kept from the client, who did not ask."""
+    """Of one replica."""
 
-    __slots__ = (
-        "_kept",
-        "_kind",
-        "_num_kept",
-        "_rest",
-        "_strips_usage",
-        "count",
-        "is_held",
-        "is_lost",
-        "is_marked",
-        "is_stream",
-        "lines",
-        "marks",
-        "needs",
-        "status",
-    )
+    status: int
+    headers: InitVar[Headers]
+    _strips_usage: bool
+    """Counts were asked for by us and are kept from the client, who did not ask."""
+    is_metered: InitVar[bool]
+    """Limits are the gateway's, and what a replica says of its own is nobody's business."""
+    count: TokenCount | None = None
+    """Tokens it took, by its own account."""
+    needs: TokenBound | None = None
+    """Tokens that it may take, where fewer were allowed."""
+    is_stream: bool = False
+    is_marked: bool = False
+    is_lost: bool = False
+    is_held: bool = True
+    lines: bytes = b""
+    """Headers that are passed on."""
+    marks: list[bytes] = field(default_factory=list)
+    """Since the last look at them."""
+    _kind: bytes = b""
+    _kept: list[bytes] = field(default_factory=list)
+    _num_kept: int = 0
+    _rest: bytes = b""
+    """Of a stream: what came after the last mark, or after the last event."""
 
-    def __init__(self, status: int, headers: Headers, strips_usage: bool, is_metered: bool = False) -> None:
-        """`is_metered`: limits are the gateway's, and what a replica says of its own is nobody's business."""
-        self.status = status
-        self.count: TokenCount | None = None
-        """Tokens it took, by its own account."""
-        self.needs: TokenBound | None = None
-        """Tokens that it may take, where fewer were allowed."""
-        self.is_stream = self.is_marked = self.is_lost = False
-        self._kind = b""
+    def __post_init__(self, headers: Headers, is_metered: bool) -> None:
         lines = []
         for name, value in headers:
             if name == b"content-type":
@@ -97,15 +99,7 @@ class ReplicaAnswer:
                 continue
             lines.append(b"%b: %b\r\n" % (name, value))
         self.lines = b"".join(lines)
-        """Headers that are passed on."""
         self.is_held = not self.is_stream
-        self._strips_usage = strips_usage
-        self._kept: list[bytes] = []
-        self._num_kept = 0
-        self._rest = b""
-        """Of a stream: what came after the last mark, or after the last event."""
-        self.marks: list[bytes] = []
-        """Since the last look at them."""
 
     def is_of_kind(self, method: str) -> bool:
         """What a server of models can answer; a page in its place is somebody else's."""

@@ -16,8 +16,6 @@ CHUNK_BYTES = 256
 """Of a prompt that one hash stands for, some 64 tokens."""
 MAX_CHUNKS = 512
 BYTES_PER_TOKEN = 4
-DEFAULT_OUTPUT = 256
-"""Tokens an answer is taken to have where the client did not say."""
 
 _CHUNK = blake2b(digest_size=8, person=b"penstock.chunk")
 
@@ -27,17 +25,12 @@ class Wanted(msgspec.Struct):
 
     model: str | None = None
     stream: bool | None = None
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
-    max_output_tokens: int | None = None
-    n: int | None = None
     temperature: float | None = None
     seed: int | None = None
     logprobs: bool | int | None = None
     session_id: str | None = None
     prompt_cache_key: str | None = None
     user: str | None = None
-    service_tier: str | None = None
     previous_response_id: str | None = None
     input_file_id: str | None = None
     conversation: msgspec.Raw = msgspec.Raw()
@@ -52,14 +45,6 @@ class Wanted(msgspec.Struct):
     @property
     def session(self) -> str:
         return self.session_id or self.prompt_cache_key or self.user or ""
-
-    @property
-    def num_output(self) -> int:
-        """Tokens it may be answered with at most, by its own word."""
-        for asked in (self.max_completion_tokens, self.max_tokens, self.max_output_tokens):
-            if asked is not None and asked > 0:
-                return asked
-        return DEFAULT_OUTPUT
 
     @property
     def prompt_bytes(self) -> bytes:

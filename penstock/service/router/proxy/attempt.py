@@ -3,9 +3,11 @@
 import asyncio
 import errno
 import re
+from dataclasses import dataclass
 from typing import Any, Protocol
 
-from penstock.service.router.fleet import LiveFleet, LiveReplica
+from penstock.service.router.fleet import LiveReplica
+from penstock.service.router.proxy.host import RelayHost
 from penstock.service.router.proxy.replica_pool import ReplicaPool
 from penstock.service.upstream.connections import Headers, UpstreamConnection
 
@@ -23,63 +25,33 @@ class AttemptListener(Protocol):
         """No answer, or not all of it; `is_gone`: no server listens there."""
 
 
-class AttemptClock(Protocol):
-    fleet: LiveFleet
-
-    def now(self) -> float: ...
-
-
+@dataclass(slots=True, eq=False)
 class Attempt:
     """Between its making and `leave` the replica counts it as pending."""
 
-    __slots__ = (
-        "_clock",
-        "_connecting",
-        "_connection",
-        "_data",
-        "_is_answered",
-        "_is_paused",
-        "_listener",
-        "_num_tokens",
-        "is_left",
-        "is_own_fault",
-        "network_s",
-        "pool",
-        "replica",
-        "sent_s",
-        "trace",
-    )
+    _listener: AttemptListener
+    _host: RelayHost
+    replica: LiveReplica
+    pool: ReplicaPool
+    _num_tokens: int
+    trace: Any = None
+    """Its span, where spans are sent to somebody."""
+    has_answered: bool = False
+    """The head of an answer is there."""
+    is_left: bool = False
+    is_own_fault: bool = False
+    """It failed here, for want of sockets or memory: that says nothing of the replica."""
+    network_s: float | None = None
+    """Of the time to the head of the answer, what the replica did not account for."""
+    sent_s: float = 0.0
+    _data: bytes = b""
+    _connection: UpstreamConnection | None = None
+    _connecting: asyncio.Task[None] | None = None
+    _is_paused: bool = False
 
-    def __init__(
-        self,
-        listener: AttemptListener,
-        clock: AttemptClock,
-        replica: LiveReplica,
-        pool: ReplicaPool,
-        num_tokens: int,
-    ) -> None:
-        self._listener = listener
-        self._clock = clock
-        self.replica = replica
-        self.pool = pool
-        self.trace: Any = None
-        """Its span, where spans are sent to somebody."""
-        self._num_tokens = num_tokens
-        self._data = b""
-        self._connection: UpstreamConnection | None = None
-        self._connecting: asyncio.Task[None] | None = None
-        self._is_answered = self._is_paused = self.is_left = False
-        self.is_own_fault = False
-        """It failed here, for want of sockets or memory: that says nothing of the replica."""
-        self.network_s: float | None = None
-        """Of the time to the head of the answer, what the replica did not account for."""
-        self.sent_s = clock.now()
-        clock.fleet.begin(replica, num_tokens, self.sent_s)
-
-    @property
-    def has_answered(self) -> bool:
-        """The head of an answer is there."""
-        return self._is_answered
+    def __post_init__(self) -> None:
+        self.sent_s = self._host.now()
+        self._host.fleet.begin(self.replica, self._num_tokens, self.sent_s)
 
     def send(self, data: bytes) -> None:
         self._data = data
@@ -115,11 +87,11 @@ class Attempt:
     def on_head(self, status: int, headers: Headers) -> None:
         if self.is_left:
             return
-        self.replica.heard_s = self.replica.told_s = now = self._clock.now()
-        if not self._is_answered:
-            self._is_answered = True
+        self.replica.heard_s = self.replica.told_s = now = self._host.now()
+        if not self.has_answered:
+            self.has_answered = True
             waited_s = now - self.sent_s
-            self._clock.fleet.answer(self.replica, self._num_tokens, waited_s)
+            self._host.fleet.answer(self.replica, self._num_tokens, waited_s)
             server_s = _server_s(headers)
             self.network_s = None if server_s is None else max(waited_s - server_s, 0.0)
             if self.trace is not None:
@@ -128,7 +100,7 @@ class Attempt:
 
     def on_part(self, data: bytes) -> None:
         if not self.is_left:
-            self.replica.heard_s = self.replica.told_s = self._clock.now()
+            self.replica.heard_s = self.replica.told_s = self._host.now()
             self._listener.on_part(data)
 
     def on_end(self) -> None:
@@ -171,9 +143,9 @@ class Attempt:
             self._connection = None
         if self.is_own_fault:
             is_good = None
-        waiting = 0 if self._is_answered else self._num_tokens
-        now = self._clock.now()
-        self._clock.fleet.end(self.replica, is_good, waiting, now)
+        waiting = 0 if self.has_answered else self._num_tokens
+        now = self._host.now()
+        self._host.fleet.end(self.replica, is_good, waiting, now)
         if self.trace is not None:
             self.trace.end(is_good, now)
 

@@ -10,6 +10,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, NamedTuple, Protocol
 
@@ -93,61 +94,45 @@ class Head(NamedTuple):
 NO_HEAD = Head("", "", "", {}, None)
 
 
+@dataclass(slots=True, eq=False)
 class InboundConnection(asyncio.Protocol):
-    __slots__ = (
-        "_ahead",
-        "_body",
-        "_handler",
-        "_head",
-        "_is_answering",
-        "_is_closing",
-        "_is_refused",
-        "_is_unchecked",
-        "_kept",
-        "_loop",
-        "_num_together",
-        "_num_unwanted",
-        "_parser",
-        "_session",
-        "_tally",
-        "_url",
-        "_waiting",
-        "answering",
-        "deadline_s",
-        "flow",
-        "is_open",
-        "transport",
-    )
+    _handler: RequestHandler
+    answering: Answering | None = None
+    transport: Any = None
+    flow: Flow = field(init=False)
+    is_open: bool = False
+    deadline_s: float | None = None
+    """When a sweep may cut this connection off."""
+    _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
+    _parser: Any = None
+    _waiting: deque[tuple[Incoming, bool, bool]] = field(default_factory=deque)
+    """Requests that were read together with one before."""
+    _ahead: list[bytes] = field(default_factory=list)
+    """What came while an answer was under way."""
+    _kept: BodyAccount | None = None
+    """Of the body that is being read or answered."""
+    _url: bytes = b""
+    _tally: HeaderTally = field(default_factory=HeaderTally)
+    _head: Head = NO_HEAD
+    _is_unchecked: bool = False
+    _body: list[bytes] = field(default_factory=list)
+    _is_answering: bool = False
+    _is_closing: bool = False
+    _is_refused: bool = False
+    _session: UpgradedSession | None = None
+    _num_unwanted: int = 0
+    _num_together: int = 0
+    """Requests in what was read last."""
 
-    def __init__(self, handler: RequestHandler) -> None:
-        self._handler = handler
-        self._loop = asyncio.get_running_loop()
-        self._parser: Any = httptools.HttpRequestParser(self)
-        self._waiting: deque[tuple[Incoming, bool, bool]] = deque()
-        """Requests that were read together with one before."""
-        self._ahead: list[bytes] = []
-        """What came while an answer was under way."""
-        self._kept: BodyAccount | None = None
-        """Of the body that is being read or answered."""
-        self._reset()
-        self._is_answering = self._is_closing = self._is_refused = False
-        self._session: UpgradedSession | None = None
-        self._num_unwanted = 0
-        self._num_together = 0
-        """Requests in what was read last."""
-        self.answering: Answering | None = None
-        self.transport: Any = None
-        self.flow: Flow
-        self.is_open = False
-        self.deadline_s: float | None = None
-        """When a sweep may cut this connection off."""
+    def __post_init__(self) -> None:
+        self._parser = httptools.HttpRequestParser(self)
 
     def _reset(self) -> None:
         self._url = b""
         self._tally = HeaderTally()
         self._head = NO_HEAD
         self._is_unchecked = False
-        self._body: list[bytes] = []
+        self._body = []
 
     # What asyncio calls
 

@@ -1,5 +1,6 @@
 """A request as the router handles it: what was asked, for whom, and the bytes a replica is sent."""
 
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -49,93 +50,60 @@ class AdmittedRequest(NamedTuple):
     ticket: Admittance | None = None
 
 
+@dataclass(slots=True, eq=False)
 class Job:
     """What stays the same from replica to replica, and the model that is asked for now."""
 
-    __slots__ = (
-        "cache_key",
-        "call",
-        "choice",
-        "created",
-        "extra",
-        "holder",
-        "is_kept",
-        "is_repeatable",
-        "is_resumable",
-        "is_searched",
-        "is_trial",
-        "model",
-        "next_models",
-        "num_enlarged",
-        "num_prompt",
-        "peer",
-        "prefill",
-        "relay_key",
-        "request",
-        "request_id",
-        "spent",
-        "strips_usage",
-        "ticket",
-        "trace",
-        "traceparent",
-        "wanted",
-    )
+    request: Incoming
+    request_id: bytes
+    relay_key: bytes
+    """Unlike any other's: ids and seeds of the answer follow from it, so that they are the same on every replica."""
+    wanted: Wanted
+    call: RoutedCall
+    model: str
+    """By the name that replicas know; empty for whatever they serve."""
+    created: int
+    ticket: Any = None
+    """What the gateway gave."""
+    next_models: tuple[str, ...] = ()
+    """Asked in turn if this one cannot answer."""
+    choice: RouteChoice | None = None
+    """Of the replica asked last."""
+    is_kept: bool = False
+    """A replica keeps what it answers, under ids that it says."""
+    holder: str = ""
+    """The replica that keeps what the request is about; empty for whichever."""
+    is_searched: bool = False
+    """Some replica keeps what it is about, and we do not know which."""
+    trace: Any = None
+    """Its span, where spans are sent to somebody."""
+    traceparent: bytes = b""
+    """Under which the next replica's span goes; the client's own if there is none."""
+    num_enlarged: int = 0
+    """Times that more money was set aside for it."""
+    cache_key: bytes = b""
+    """Where its answer is kept, if it may be given again."""
+    extra: dict[str, object] = field(default_factory=dict)
+    """Fields set in the body on the way."""
+    strips_usage: bool = False
+    """Counts are asked of engines that do not mark their streams, and kept from the client, who did not."""
+    is_trial: bool = False
+    """A first answer of a cascade: judged before it is shown."""
+    peer: bytes = b""
+    """Where the replica asked now may fetch blocks of the prompt."""
+    prefill: Any = None
+    """The prompt being computed for it elsewhere."""
+    spent: list[tuple[str, TokenCount]] = field(default_factory=list)
+    """What models asked before took."""
 
-    def __init__(
-        self,
-        request: Incoming,
-        request_id: bytes,
-        relay_key: bytes,
-        wanted: Wanted,
-        call: RoutedCall,
-        model: str,
-        created: int,
-    ) -> None:
-        self.request = request
-        self.request_id = request_id
-        self.relay_key = relay_key
-        """Unlike any other's: ids and seeds of the answer follow from it, so that they are the same on every replica."""
-        self.wanted = wanted
-        self.call = call
-        self.model = model
-        """By the name that replicas know; empty for whatever they serve."""
-        self.next_models: tuple[str, ...] = ()
-        """Asked in turn if this one cannot answer."""
-        self.num_prompt = call.num_tokens
-        self.created = created
-        self.choice: RouteChoice | None = None
-        """Of the replica asked last."""
-        self.is_resumable = request.method == "POST"
-        self.is_kept = False
-        """A replica keeps what it answers, under ids that it says."""
-        self.is_repeatable = request.method == "POST"
+    @property
+    def is_resumable(self) -> bool:
+        return self.request.method == "POST"
+
+    @property
+    def is_repeatable(self) -> bool:
         """Asked twice it does no harm."""
-        self.holder = ""
-        """The replica that keeps what the request is about; empty for whichever."""
-        self.is_searched = False
-        """Some replica keeps what it is about, and we do not know which."""
-        self.trace: Any = None
-        """Its span, where spans are sent to somebody."""
-        self.traceparent = b""
-        """Under which the next replica's span goes; the client's own if there is none."""
-        self.ticket: Any = None
-        """What the gateway gave."""
-        self.num_enlarged = 0
-        """Times that more money was set aside for it."""
-        self.cache_key = b""
-        """Where its answer is kept, if it may be given again."""
-        self.extra: dict[str, object] = {}
-        """Fields set in the body on the way."""
-        self.strips_usage = False
-        """Counts are asked of engines that do not mark their streams, and kept from the client, who did not."""
-        self.is_trial = False
-        """A first answer of a cascade: judged before it is shown."""
-        self.peer = b""
-        """Where the replica asked now may fetch blocks of the prompt."""
-        self.prefill: Any = None
-        """The prompt being computed for it elsewhere."""
-        self.spent: list[tuple[str, TokenCount]] = []
-        """What models asked before took."""
+        return self.is_resumable and not self.is_kept
 
     def body(self, pool: ReplicaPool) -> bytes:
         fields = dict(self.extra)

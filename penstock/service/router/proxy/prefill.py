@@ -4,17 +4,16 @@ The replica that answers fetches what the other has published, while it goes on 
 a replica that finds no blocks computes the prompt itself.
 """
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from penstock.service.kv_events import BlockOffer
-from penstock.service.router.fleet import LiveFleet, LiveReplica
+from penstock.service.router.fleet import LiveReplica
 from penstock.service.router.handover import FETCHED_BYTES_S, HandoverVerdict, PromptSite, Transfer, judge_handover
-from penstock.service.router.meters import RouterMeters
 from penstock.service.router.policy import RoutedCall, num_held
 from penstock.service.router.proxy.attempt import Attempt
+from penstock.service.router.proxy.host import RelayHost
 from penstock.service.router.proxy.job import Job
-from penstock.service.router.proxy.replica_pool import ReplicaPool
 from penstock.service.router.proxy.roles import RoleTuner
 from penstock.service.upstream.connections import Headers
 
@@ -24,21 +23,10 @@ LEAST_TOKENS = 32
 """Shorter prompts are computed where they are answered, whatever is asked for."""
 
 
-class PrefillHost(Protocol):
-    fleet: LiveFleet
-    meters: RouterMeters
-
-    def now(self) -> float: ...
-
-    def pool_of(self, replica: LiveReplica) -> ReplicaPool: ...
-
-    def note_failure(self, replica: LiveReplica, message: str, *, is_gone: bool) -> None: ...
-
-
 class PrefillRun:
     """One prompt being computed for another replica."""
 
-    def __init__(self, host: PrefillHost, replica: LiveReplica, job: Job, num_tokens: int) -> None:
+    def __init__(self, host: RelayHost, replica: LiveReplica, job: Job, num_tokens: int) -> None:
         self._host = host
         pool = host.pool_of(replica)
         self._attempt = Attempt(self, host, replica, pool, num_tokens)
@@ -89,7 +77,7 @@ class Handovers:
     """Decides for each request that is sent, and keeps what it has begun. `mode` is auto, always, never or retune: as auto, and
     replicas that were started for both change their roles with the load."""
 
-    def __init__(self, host: PrefillHost, mode: str) -> None:
+    def __init__(self, host: RelayHost, mode: str) -> None:
         self._host = host
         self._mode = mode
         self._tuner = RoleTuner(host.fleet) if mode == "retune" else None

@@ -6,6 +6,7 @@ continues after them (`marks.py`). The client sees one answer. Callbacks only: n
 """
 
 import asyncio
+from dataclasses import dataclass, field
 
 from penstock.errors import CapacityError
 from penstock.service import marks
@@ -28,52 +29,35 @@ BUSY = (429, 503)
 BROKEN = (500, 502, 504)
 
 
+@dataclass(slots=True, eq=False)
 class Relay:
     """Ends in exactly one outcome, reported to the app by `over`."""
 
-    __slots__ = (
-        "_answer",
-        "_app",
-        "_attempt",
-        "_head",
-        "_hedge",
-        "_hedging",
-        "_is_marked",
-        "_is_over",
-        "_is_slow",
-        "_shown",
-        "_status",
-        "client",
-        "count",
-        "first_byte_s",
-        "has_begun",
-        "job",
-        "num_failovers",
-        "tried",
-    )
+    _app: RelayHost
+    client: AnswerSink
+    job: Job
+    tried: list[str] = field(default_factory=list)
+    num_failovers: int = 0
+    """Replicas that were lost under it."""
+    has_begun: bool = False
+    """The client has been sent something."""
+    is_over: bool = False
+    count: TokenCount | None = None
+    first_byte_s: float = 0.0
+    _attempt: Attempt | None = None
+    _hedge: Attempt | None = None
+    """A second try beside the first, while neither has answered."""
+    _hedging: asyncio.TimerHandle | None = None
+    _answer: ReplicaAnswer | None = None
+    _is_slow: bool = False
+    _is_marked: bool = False
+    _status: int = 0
+    _head: bytes = b""
+    _shown: list[bytes] = field(default_factory=list)
+    """Marks of what the client has been sent."""
 
-    def __init__(self, app: RelayHost, client: AnswerSink, job: Job) -> None:
-        self._app = app
-        self.client = client
-        self.job = job
-        self.tried: list[str] = []
-        self.num_failovers = 0
-        """Replicas that were lost under it."""
-        self.has_begun = False
-        """The client has been sent something."""
-        self.count: TokenCount | None = None
-        self.first_byte_s = 0.0
-        self._attempt: Attempt | None = None
-        self._hedge: Attempt | None = None
-        """A second try beside the first, while neither has answered."""
-        self._hedging: asyncio.TimerHandle | None = None
-        self._answer: ReplicaAnswer | None = None
-        self._is_over = self._is_slow = self._is_marked = False
-        self._status = 0
-        self._head = b""
-        self._shown: list[bytes] = []
-        """Marks of what the client has been sent."""
-        client.answering = self
+    def __post_init__(self) -> None:
+        self.client.answering = self
 
     @property
     def request(self) -> Incoming:
@@ -106,7 +90,7 @@ class Relay:
         except CapacityError:
             return None
         self.tried.append(replica.name)
-        attempt = Attempt(self, self._app, replica, pool, self.job.num_prompt)
+        attempt = Attempt(self, self._app, replica, pool, self.job.call.num_tokens)
         if self._is_slow:
             attempt.pause()
         job = self.job
@@ -119,7 +103,7 @@ class Relay:
     def _send_hedge(self) -> None:
         """The first replica is late: ask another too, and take whichever begins first."""
         first = self._attempt
-        if self._is_over or first is None or first.has_answered or not self._has_other() or not self._app.may_retry():
+        if self.is_over or first is None or first.has_answered or not self._has_other() or not self._app.may_retry():
             return
         self._hedge = self._new_attempt()
         if self._hedge is not None:
@@ -182,7 +166,7 @@ class Relay:
 
     def on_part(self, data: bytes) -> None:
         answer = self._answer
-        if self._is_over or answer is None:
+        if self.is_over or answer is None:
             return
         shown = answer.part(data)
         if answer.marks:
@@ -200,7 +184,7 @@ class Relay:
 
     def on_end(self, attempt: Attempt) -> None:
         answer = self._answer
-        if self._is_over or answer is None:
+        if self.is_over or answer is None:
             return
         self.count = answer.count or self.count
         if answer.is_held:
@@ -238,7 +222,7 @@ class Relay:
         self.client.respond(self._status, self._head, body)
 
     def on_failed(self, attempt: Attempt, message: str, is_gone: bool) -> None:
-        if self._is_over:
+        if self.is_over:
             return
         if self._outlived(attempt, False):
             self._app.note_failure(attempt.replica, message, is_gone=is_gone)
@@ -331,7 +315,7 @@ class Relay:
 
     def refuse(self, error: Refusal, outcome: RelayOutcome) -> None:
         """End it with an answer of ours."""
-        if self._is_over or self._ask_another_model(is_good=None):
+        if self.is_over or self._ask_another_model(is_good=None):
             return
         self._leave(is_good=None)
         has_begun = self.has_begun
@@ -346,7 +330,7 @@ class Relay:
     # What the client's connection calls
 
     def on_client_gone(self) -> None:
-        if not self._is_over:
+        if not self.is_over:
             self._leave(is_good=None)
             self._finish(RelayOutcome.LEFT)
 
@@ -380,7 +364,7 @@ class Relay:
         self._finish(RelayOutcome.ANSWERED)
 
     def _finish(self, outcome: RelayOutcome) -> None:
-        self._is_over = True
+        self.is_over = True
         is_good = None if 400 <= self._status < 500 else self._status < 500
         self._leave(is_good if outcome is RelayOutcome.ANSWERED else None)
         self._app.over(self, outcome, self._status)
@@ -391,12 +375,8 @@ class Relay:
         return not self.job.holder and (not self.has_begun or (self._is_marked and self.job.is_resumable))
 
     @property
-    def is_over(self) -> bool:
-        return self._is_over
-
-    @property
     def estimate(self) -> TokenCount:
         """What it took where nobody said: all of the prompt once it was answered, and the tokens shown."""
         if not self.first_byte_s or self._status >= 400:
             return TokenCount()
-        return TokenCount(self.job.num_prompt, sum(map(len, marks.tokens_of(self._shown).values())), 0)
+        return TokenCount(self.job.call.num_tokens, sum(map(len, marks.tokens_of(self._shown).values())), 0)

@@ -7,11 +7,9 @@ import msgspec
 from starlette.requests import Request
 
 from penstock.service.server.adapters.table import AdapterTable
-from penstock.service.server.front import Front
-from penstock.service.server.http.answer import Json
-from penstock.service.server.http.connection import exchange_of
+from penstock.service.server.front import Front, body_of, check_admin
+from penstock.service.server.http.answer import Json, Plain
 from penstock.service.server.http.faults import ApiError, ErrorKind, invalid
-from penstock.service.server.http.health import PlainText
 
 MAX_NAME = 256
 ORDER_S = 120.0
@@ -33,10 +31,10 @@ class UnloadBody(msgspec.Struct):
     lora_int_id: int | None = None
 
 
-async def load_adapter(request: Request) -> PlainText:
+async def load_adapter(request: Request) -> Plain:
     """vLLM's /v1/load_lora_adapter."""
     table, front = _table(request)
-    body, _ = await front.bodies.read(request, LoadBody, {})
+    body = await body_of(request, LoadBody)
     path = table.path_of(body.lora_path)
     is_taken = table.get(body.lora_name) is not None or any(
         model.known_name == body.lora_name for model in front.models
@@ -48,19 +46,19 @@ async def load_adapter(request: Request) -> PlainText:
         )
     async with asyncio.timeout(ORDER_S):
         await table.load(body.lora_name, path)
-    return PlainText(f"Success: LoRA adapter '{body.lora_name}' added successfully.".encode(), "text/plain")
+    return Plain(f"Success: LoRA adapter '{body.lora_name}' added successfully.".encode(), "text/plain")
 
 
-async def unload_adapter(request: Request) -> PlainText:
+async def unload_adapter(request: Request) -> Plain:
     """vLLM's /v1/unload_lora_adapter; answered when nobody uses it any more."""
-    table, front = _table(request)
-    body, _ = await front.bodies.read(request, UnloadBody, {})
+    table, _ = _table(request)
+    body = await body_of(request, UnloadBody)
     if table.get(body.lora_name) is None:
         message = f"the adapter {body.lora_name[:80]!r} is not served here"
         raise ApiError(ErrorKind.NOT_FOUND, message, param="lora_name", code="model_not_found")
     async with asyncio.timeout(ORDER_S):
         await table.unload(body.lora_name)
-    return PlainText(f"Success: LoRA adapter '{body.lora_name}' removed successfully.".encode(), "text/plain")
+    return Plain(f"Success: LoRA adapter '{body.lora_name}' removed successfully.".encode(), "text/plain")
 
 
 async def list_adapters(request: Request) -> Json:
@@ -81,10 +79,7 @@ async def scale_adapters(request: Request) -> Json:
 
 def _table(request: Request) -> tuple[AdapterTable, Front]:
     front: Front = request.app.state.front
-    if front.config.is_keyed and not exchange_of(request.scope).is_admin:
-        raise ApiError(
-            ErrorKind.PERMISSION, "adapters are an admin's to change; send an --admin-key", code="admin_only"
-        )
+    check_admin(request, "adapters are an admin's to change; send an --admin-key")
     table = front.models.adapters
     if not isinstance(table, AdapterTable):
         raise ApiError(

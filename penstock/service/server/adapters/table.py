@@ -1,29 +1,17 @@
 """Adapters of a served model by name. The engine knows them by their paths; which file a name may mean is known here alone."""
 
+import collections
 import time
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from penstock.config import AdapterConfig
-from penstock.metrics.exposition import Labels
+from penstock.metrics.exposition import Counter, Gauge, GaugeTable, Metric
 from penstock.runtime.core.request import mix_of
 from penstock.runtime.engine.client import AdapterFacts
 from penstock.service.server.http.faults import ApiError, ErrorKind, invalid
 from penstock.service.server.served import AdaptedModel, ServedModel
-
-
-class AdapterMetric(NamedTuple):
-    name: str
-    help: str
-    kind: str
-    values: tuple[tuple[Labels, float], ...]
-
-    def samples(self) -> Iterator[tuple[str, Labels, float]]:
-        name = f"{self.name}_total" if self.kind == "counter" else self.name
-        yield from ((name, labels, value) for labels, value in self.values)
-
 
 COUNTED = {
     "read": "Adapters read from disk",
@@ -118,11 +106,11 @@ class AdapterTable:
         counted = {name: 0 if counts is None else getattr(counts, f"num_{name}") for name in (*COUNTED, "waiting")}
         return {"num_known": len(rows), "max_resident": self.max_adapters, "rows": shown, **counted}
 
-    def _opened(self) -> Counter[str]:
+    def _opened(self) -> collections.Counter[str]:
         """Requests that have not ended, by their adapter's path."""
-        return Counter(stream.request.adapter for stream in self._base.client.streams)
+        return collections.Counter(stream.request.adapter for stream in self._base.client.streams)
 
-    def metrics(self) -> list["AdapterMetric"]:
+    def metrics(self) -> list[Metric]:
         """vLLM's gauge of who runs and who waits, and counts of our own."""
         running: set[str] = set()
         waiting: set[str] = set()
@@ -136,22 +124,12 @@ class AdapterTable:
             ("running_lora_adapters", ",".join(sorted(running))),
             ("waiting_lora_adapters", ",".join(sorted(waiting))),
         )
-        counted_open = self._opened()
-        opened = tuple(
-            ((("adapter", one.name),), float(counted_open[one.adapter])) for one in self if counted_open[one.adapter]
-        )
+        info, opened = "Adapters that run and that wait; the value is the time", self._opened()
+        rows = [((("adapter", one.name),), opened[one.adapter]) for one in self if opened[one.adapter]]
         counts = self._base.client.adapters
         counted = {name: 0 if counts is None else getattr(counts, f"num_{name}") for name in COUNTED}
         return [
-            AdapterMetric(
-                "vllm:lora_requests_info",
-                "Adapters that run and that wait; the value is the time",
-                "gauge",
-                ((labels, time.time()),),
-            ),
-            AdapterMetric("penstock_adapter_requests", "Requests open, by adapter", "gauge", opened),
-            *(
-                AdapterMetric(f"penstock_adapters_{name}", words, "counter", (((), float(counted[name])),))
-                for name, words in COUNTED.items()
-            ),
+            Gauge("vllm:lora_requests_info", info, time.time, labels),
+            GaugeTable("penstock_adapter_requests", "Requests open, by adapter", rows),
+            *(Counter(f"penstock_adapters_{name}", words, counted[name]) for name, words in COUNTED.items()),
         ]

@@ -24,7 +24,6 @@ SHAPES: dict[ErrorKind, tuple[int, str]] = {
 
 
 class AnthropicDialect:
-    name = "anthropic"
     stream_headers = sse.HEADERS
     ping = b'event: ping\ndata: {"type":"ping"}\n\n'
 

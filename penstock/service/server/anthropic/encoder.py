@@ -10,7 +10,8 @@ import hashlib
 import hmac
 import secrets
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 from penstock.runtime.text.stream.segments import (
     ContentText,
@@ -22,7 +23,7 @@ from penstock.runtime.text.stream.segments import (
     arguments_of,
     joined,
 )
-from penstock.service.server.anthropic.dialect import DIALECT
+from penstock.service.server.anthropic.dialect import DIALECT, AnthropicDialect
 from penstock.service.server.http import sse
 from penstock.service.server.http.call import Call
 from penstock.service.server.http.faults import ApiError
@@ -33,28 +34,26 @@ from penstock.service.server.writer import LENGTH, TOOL_CALLS, Piece
 _SIGNING_KEY = secrets.token_bytes(32)
 
 
+@dataclass(slots=True)
 class MessageEncoder:
-    """`shows_answer` False: the cache was to be filled, and what had to be drawn for it is kept back."""
+    """One answer, whole or as its events."""
 
-    dialect = DIALECT
+    dialect: ClassVar[AnthropicDialect] = DIALECT
 
-    def __init__(
-        self, message_id: str, model: str, *, max_tokens: int, request_id: str, tells_miss: bool = False
-    ) -> None:
-        self._id = message_id
-        self._model = model
-        self._request_id = request_id
-        self._max_tokens = max_tokens
-        self._shows_answer = max_tokens > 0
-        self._tells_miss = tells_miss
-        self._kept: list[Segment] = []
-        self._block = -1
-        """Number of the last block begun."""
-        self._open: str | None = None
-        """Kind of the block that is open."""
-        self._thoughts: list[str] = []
-        self._finish_reason: str | None = None
-        self._stop: str | None = None
+    _id: str
+    _model: str
+    _max_tokens: int
+    """0: the cache was to be filled, and what had to be drawn for it is kept back."""
+    _request_id: str
+    _tells_miss: bool
+    _kept: list[Segment] = field(default_factory=list)
+    _block: int = -1
+    """Number of the last block begun."""
+    _open: str | None = None
+    """Kind of the block that is open."""
+    _thoughts: list[str] = field(default_factory=list)
+    _finish_reason: str | None = None
+    _stop: str | None = None
 
     def opening(self, call: Call) -> bytes:
         message = self._message(call, [], None) | {"stop_sequence": None}
@@ -63,7 +62,7 @@ class MessageEncoder:
     def reporting(self, pieces: Sequence[Piece]) -> bytes:
         parts: list[bytes] = []
         for piece in pieces:
-            for segment in piece.segments if self._shows_answer else ():
+            for segment in piece.segments if self._max_tokens else ():
                 self._tell(segment, parts)
             self._take_finish(piece)
         return b"".join(parts)
@@ -81,7 +80,7 @@ class MessageEncoder:
 
     def keep(self, pieces: Sequence[Piece]) -> None:
         for piece in pieces:
-            if self._shows_answer:
+            if self._max_tokens:
                 self._kept.extend(piece.segments)
             self._take_finish(piece)
 
@@ -118,7 +117,7 @@ class MessageEncoder:
                 "ephemeral_5m_input_tokens": by_ttl[300.0],
                 "ephemeral_1h_input_tokens": by_ttl[3600.0],
             },
-            "output_tokens": usage.num_output if self._shows_answer else 0,
+            "output_tokens": usage.num_output if self._max_tokens else 0,
             "output_tokens_details": {"thinking_tokens": usage.num_reasoning},
             **what_is_forgotten(call),
         }

@@ -23,8 +23,7 @@ from penstock.service.server.generation import (
     ToolCall,
     ToolChoice,
 )
-from penstock.service.server.http.faults import invalid, unsupported
-from penstock.service.server.names import ANTHROPIC_NAMES, checked_name
+from penstock.service.server.http.faults import ANTHROPIC_NAMES, checked_name, invalid, unsupported
 
 BILLING = "x-anthropic-billing-header:"
 """System blocks that begin so hold a number that is new in every request; nothing after it would ever be found in the cache."""

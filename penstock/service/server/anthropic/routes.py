@@ -1,6 +1,7 @@
-"""/v1/messages and what belongs to it."""
+"""/v1/messages and what belongs to it; and /v1/models with an `anthropic-version` header."""
 
-from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
 
 from starlette.requests import Request
 
@@ -22,17 +23,9 @@ async def create_message(request: Request) -> Counted:
 
 
 async def prepare_message(front: Front, model: ServedModel, caller: Caller, body: MessagesBody) -> Prepared:
-    generation = generation_of(body)
-    if body.thinking is not None and body.thinking.budget_tokens is not None and model.text.style is not None:
-        generation = replace(generation, max_reasoning_tokens=body.thinking.budget_tokens)
-    call = await prepare(model, caller, generation)
-    encoder = MessageEncoder(
-        f"msg_{random_hex()}",
-        model.name,
-        max_tokens=body.max_tokens,
-        request_id=caller.request_id,
-        tells_miss=body.diagnostics is not None,
-    )
+    call = await prepare(model, caller, generation_of(body))
+    message_id, tells_miss = f"msg_{random_hex()}", body.diagnostics is not None
+    encoder = MessageEncoder(message_id, model.name, body.max_tokens, caller.request_id, tells_miss)
     return Prepared(model, call, encoder, delivery_of(body))
 
 
@@ -45,3 +38,25 @@ async def count_tokens(request: Request) -> Json:
     begun = await front.begin(request, CountBody, REFUSED)
     prompt = await prompt_of_chat(begun.model, chat_of(begun.body))
     return Json({"input_tokens": len(prompt.token_ids)})
+
+
+def anthropic_models(front: Front) -> dict[str, Any]:
+    data = [anthropic_model(model) for model in front.models.known]
+    return {
+        "data": data,
+        "has_more": False,
+        "first_id": data[0]["id"] if data else None,
+        "last_id": data[-1]["id"] if data else None,
+    }
+
+
+def anthropic_model(model: ServedModel) -> dict[str, Any]:
+    return {
+        "type": "model",
+        "id": model.name,
+        "display_name": model.name,
+        "created_at": datetime.fromtimestamp(model.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "lifecycle": "active",
+        "max_input_tokens": model.max_context,
+        "max_tokens": model.max_context,
+    }

@@ -6,8 +6,9 @@ has to wait longer gets its headers and then comments, which tell proxies and cl
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import copy_context
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -18,6 +19,7 @@ from penstock.service import marks
 from penstock.service.server.dialect import AnswerEncoder
 from penstock.service.server.generation import Delivery
 from penstock.service.server.http.call import Call, Failure, Pipe
+from penstock.service.server.http.connection import until_gone
 from penstock.service.server.http.faults import error_of_finish, log_fault
 from penstock.service.server.http.relay import RELAYED, Marker
 from penstock.service.server.usage import token_count
@@ -30,30 +32,21 @@ PATIENCE_S = 0.5
 """How long a stream's headers wait for its first news."""
 
 
+@dataclass(slots=True)
 class HttpAnswer:
-    """An ASGI response. `timings` is asked for the times of the call when it has ended."""
+    """An ASGI response."""
 
-    def __init__(
-        self,
-        call: Call,
-        encoder: AnswerEncoder,
-        delivery: Delivery,
-        *,
-        timings: Callable[[Call], dict[str, float]],
-        retry_after_s: Callable[[], int],
-        headers: list[tuple[bytes, bytes]],
-    ) -> None:
-        self._call = call
-        self._encoder = encoder
-        self._is_stream = delivery.is_stream
-        self._reports_timings = delivery.reports_timings
-        self._timings = timings
-        self._retry_after_s = retry_after_s
-        self._headers = headers
-        self._is_resumed = False
-        self.is_sent = False
-        """All of it is on its way, with what it took."""
-        self._scope: Any = None
+    _call: Call
+    _encoder: AnswerEncoder
+    _delivery: Delivery
+    _timings: Callable[[Call], dict[str, float]]
+    """Asked for the times of the call when it has ended."""
+    _retry_after_s: Callable[[], int]
+    _headers: list[tuple[bytes, bytes]]
+    is_sent: bool = False
+    """All of it is on its way, with what it took."""
+    _is_resumed: bool = False
+    _scope: Any = None
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         call = self._call
@@ -61,13 +54,13 @@ class HttpAnswer:
         connection = scope["penstock.connection"]
         call.abort = connection.abort
         relayed = RELAYED.get()
-        if relayed is not None and relayed.resumed is not None and self._is_stream:
+        if relayed is not None and relayed.resumed is not None and self._delivery.is_stream:
             self._pass_over(relayed.resumed)
         if not call.is_over:
             call.start()
         watcher = asyncio.create_task(_cancel_when_gone(receive, call))
         try:
-            await (self._stream(send, connection) if self._is_stream else self._whole(send))
+            await (self._stream(send, connection) if self._delivery.is_stream else self._whole(send))
         except Failure as failure:
             if failure.finish.reason is FinishReason.CANCELLED:
                 return  # nobody listens
@@ -91,7 +84,7 @@ class HttpAnswer:
             encoder.keep(await call.news())
         await self._before_end()
         times = self._timings(call)
-        body = msgspec.json.encode(encoder.whole(call, times if self._reports_timings else None))
+        body = msgspec.json.encode(encoder.whole(call, times if self._delivery.reports_timings else None))
         headers = [
             (b"content-type", b"application/json"),
             (b"content-length", str(len(body)).encode()),
@@ -138,7 +131,7 @@ class HttpAnswer:
                     await self._write(send, report(pieces))
             call.is_streaming = False
             await self._before_end()
-            data = encoder.closing(call, self._timings(call) if self._reports_timings else None)
+            data = encoder.closing(call, self._timings(call) if self._delivery.reports_timings else None)
             if marker is not None:
                 data += marks.end_mark(token_count(call))
             await send({"type": "http.response.body", "body": data})
@@ -173,8 +166,7 @@ class HttpAnswer:
 
 
 async def _cancel_when_gone(receive: Receive, call: Call) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+    await until_gone(receive)
     call.cancel()
 
 
@@ -182,22 +174,23 @@ def server_timing(times: dict[str, float]) -> bytes:
     return ", ".join(f"{name.removesuffix('_ms')};dur={value:.2f}" for name, value in times.items()).encode()
 
 
-class Json:
-    """A plain answer."""
+class Plain:
+    """An answer that is there whole."""
 
-    def __init__(self, value: Any, status: int = 200, headers: list[tuple[bytes, bytes]] | None = None) -> None:
-        self._body = value if isinstance(value, bytes) else msgspec.json.encode(value)
-        self._status = status
-        self._headers = headers or []
+    def __init__(self, body: bytes, content_type: str, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
+        self._body = body
+        self._status = 200
+        self._headers = [(b"content-type", content_type.encode()), (b"content-length", b"%d" % len(body)), *headers]
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
-        headers = [
-            (b"content-type", b"application/json"),
-            (b"content-length", str(len(self._body)).encode()),
-            *self._headers,
-        ]
-        relayed = RELAYED.get()
+        relayed, headers = RELAYED.get(), self._headers
         if relayed is not None and relayed.count is not None:
-            headers.append((marks.USAGE_HEADER, b"%d %d %d" % relayed.count))
+            headers = [*headers, (marks.USAGE_HEADER, b"%d %d %d" % relayed.count)]
         await send({"type": "http.response.start", "status": self._status, "headers": headers})
         await send({"type": "http.response.body", "body": self._body})
+
+
+class Json(Plain):
+    def __init__(self, value: Any, status: int = 200, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
+        super().__init__(value if isinstance(value, bytes) else msgspec.json.encode(value), "application/json", headers)
+        self._status = status

@@ -5,7 +5,7 @@ import re
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from random import random
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
@@ -13,7 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 from penstock.service.config import ServerConfig
 from penstock.service.edge.bodies import IN_FLIGHT, BodiesInFlight, BodyAccount
 from penstock.service.edge.memory import LARGE_BYTES, trim_memory
-from penstock.service.server.http.connection import exchange_of
+from penstock.service.server.http.connection import exchange_of, until_gone
 from penstock.service.server.http.faults import ApiError, ErrorKind, invalid, unsupported
 from penstock.service.server.http.large import BYTES_BEGUN, BurstGate, Turns, yield_to_others
 from penstock.service.server.http.relay import RELAYED, relayed_of, split_body
@@ -145,8 +145,7 @@ async def look_up(request: Request) -> None:
     await asyncio.sleep(0)
     connection = request.scope.get("penstock.connection")
     if connection is not None and connection.transport.is_closing():
-        while (await request.receive())["type"] != "http.disconnect":
-            pass  # until the protocol knows it too: it would answer otherwise
+        await until_gone(request.receive)  # the protocol has to know it too: it would answer otherwise
         raise ClientDisconnect
 
 
@@ -245,12 +244,12 @@ def convert(raw: Any, type_: type[B], refused: Mapping[str, str]) -> tuple[B, tu
     try:
         body = msgspec.convert(raw, type_)
     except msgspec.ValidationError as error:
-        raise _mistyped(error, raw) from None
+        raise _mistyped(error, raw, type_) from None
     ignored = tuple(name for name in raw if name not in names and name not in refused)
     return body, ignored
 
 
-def _mistyped(error: msgspec.ValidationError, raw: dict[str, Any]) -> ApiError:
+def _mistyped(error: msgspec.ValidationError, raw: dict[str, Any], type_: type) -> ApiError:
     """The type checker's complaint, with the field as OpenAI's clients expect it."""
     text = str(error)
     if (key := _KEY.search(text)) is not None:
@@ -267,7 +266,25 @@ def _mistyped(error: msgspec.ValidationError, raw: dict[str, Any]) -> ApiError:
     code = "invalid_type" if "got `" in message else "invalid_value"
     if _BEYOND.search(message) and first and isinstance(raw.get(first.group()), int | float):
         code = "decimal_above_max_value" if "<" in message else "decimal_below_min_value"
+    if message.startswith("Invalid enum value"):
+        message += f"; send one of {', '.join(map(repr, _allowed(type_, path)))}"
     return invalid(f"{path or 'the body'}: {message[0].lower()}{message[1:]}".replace("`", "'"), param, code)
+
+
+def _allowed(type_: Any, path: str) -> list[str]:
+    """Values that the types of a body name for the field at a path."""
+    kinds = [type_]
+    for name in re.findall(r"(?:^|\.)(\w+)", path):
+        structs = [part for kind in kinds for part in _parts(kind) if isinstance(part, type(msgspec.Struct))]
+        kinds = [field.type for one in structs for field in msgspec.structs.fields(one) if field.encode_name == name]
+    return [value for kind in kinds for part in _parts(kind) if get_origin(part) is Literal for value in get_args(part)]
+
+
+def _parts(kind: Any) -> Iterator[Any]:
+    """A type and all that it is made of."""
+    yield kind
+    for part in get_args(kind) if get_origin(kind) is not Literal else ():
+        yield from _parts(part)
 
 
 def _plain(error: Exception) -> str:

@@ -40,6 +40,26 @@ class CallParameters:
     peer: str = ""
     """Another engine that has blocks of the prompts."""
 
+    def request(self, request_id: int, prompt: tuple[int, ...], arrival_s: float) -> Request:
+        """What the engine is asked for one prompt."""
+        return Request(
+            request_id=request_id,
+            prompt=prompt,
+            params=self.sampling,
+            arrival_s=arrival_s,
+            priority=self.priority,
+            deadline_s=self.deadline_s,
+            tenant=self.tenant,
+            adapter=self.adapter,
+            salt=self.salt,
+            session=self.session,
+            pins=self.pins,
+            is_batch=self.is_batch,
+            prediction=self.prediction,
+            speculate=self.speculate,
+            peer=self.peer,
+        )
+
 
 class Failure(Exception):
     """A choice ended badly, and so the call."""
@@ -86,7 +106,7 @@ class Call:
         self._num_choices = parameters.sampling.n
         self.writers = [Writer(index, tokenizer, parameters.rules) for index in range(len(prompts) * self._num_choices)]
         self._num_unended = len(self.writers)
-        self._requests = [self._request(prompt) for prompt in prompts]
+        self._requests = [parameters.request(client.next_id(), prompt, self.arrival_s) for prompt in prompts]
         self._streams: list[DeltaStream] = []
         self._fault: Exception | None = None
         self._queue: asyncio.Queue[tuple[int, list[Delta]]] | None = None
@@ -197,26 +217,6 @@ class Call:
         for pump in self._pumps:
             pump.cancel()
 
-    def _request(self, prompt: tuple[int, ...]) -> Request:
-        parameters = self.parameters
-        return Request(
-            request_id=self._client.next_id(),
-            prompt=prompt,
-            params=parameters.sampling,
-            arrival_s=self.arrival_s,
-            priority=parameters.priority,
-            deadline_s=parameters.deadline_s,
-            tenant=parameters.tenant,
-            adapter=parameters.adapter,
-            salt=parameters.salt,
-            session=parameters.session,
-            pins=parameters.pins,
-            is_batch=parameters.is_batch,
-            prediction=parameters.prediction,
-            speculate=parameters.speculate,
-            peer=parameters.peer,
-        )
-
     def _written(self, number: int, deltas: list[Delta]) -> list[Piece]:
         pieces = []
         first = number * self._num_choices
@@ -253,9 +253,3 @@ def _finish_of(request: Request, tokens: Sequence[int]) -> Finish | None:
     if params.max_tokens is not None and len(tokens) >= params.max_tokens:
         return Finish(FinishReason.LENGTH)
     return None
-
-
-def greedy_canary(request_id: int) -> Request:
-    """One token through the real path, to prove that it works."""
-    params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
-    return Request(request_id=request_id, prompt=(1,), params=params, arrival_s=time.monotonic(), salt="canary")

@@ -34,9 +34,6 @@ class Calls:
         self._open: dict[Call, OpenCall] = {}
         self._pings: set[asyncio.Task[None]] = set()
 
-    def __len__(self) -> int:
-        return len(self._open)
-
     def enter(self, opened: OpenCall) -> None:
         self._open[opened.call] = opened
 

@@ -2,7 +2,7 @@
 is known of each exchange on it, one typed value in its scope."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,6 +57,12 @@ def exchange_of(scope: Mapping[str, Any]) -> ServerExchange:
     if isinstance(scope, dict):
         scope[KEY] = made
     return made
+
+
+async def until_gone(receive: Callable[[], Awaitable[Any]]) -> None:
+    """The client of a request has left."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 class PipelineFull(Exception):

@@ -8,8 +8,7 @@ from typing import Any
 import msgspec
 from starlette.requests import Request
 
-from penstock.service.server.http.answer import Json
-from penstock.service.server.http.health import PlainText
+from penstock.service.server.http.answer import Json, Plain
 
 ERROR_SCHEMA = {
     "type": "object",
@@ -62,7 +61,7 @@ async def document(request: Request) -> Json:
     return Json(openapi(request.app.state.routes, request.app.state.front.version))
 
 
-async def page(request: Request) -> Json:
+async def page(request: Request) -> Plain:
     rows = []
     for route in request.app.state.routes:
         fields = ""
@@ -84,4 +83,4 @@ async def page(request: Request) -> Json:
         f"<h1>Penstock</h1><p>The types of all fields: <a href=/openapi.json>openapi.json</a></p>"
         f"<table>{''.join(rows)}</table>"
     )
-    return PlainText(text.encode(), "text/html; charset=utf-8")
+    return Plain(text.encode(), "text/html; charset=utf-8")

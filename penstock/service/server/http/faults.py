@@ -4,6 +4,7 @@ Messages never say how we are built: no paths, no addresses, no stacks.
 """
 
 import logging
+import re
 from collections.abc import Mapping
 from enum import Enum
 from typing import Any, NamedTuple
@@ -21,55 +22,33 @@ LOST: Headers = ((marks.LOST_HEADER, b"1"),)
 
 
 class ErrorKind(Enum):
-    """Kinds below 500 are the client's fault."""
+    """Kinds below 500 are the client's fault. The status is HTTP's; a dialect may have another."""
 
-    INVALID = "invalid"
-    AUTHENTICATION = "authentication"
-    PERMISSION = "permission"
-    NOT_FOUND = "not found"
-    METHOD = "method"
-    BODY_TIMEOUT = "body timeout"
-    CONFLICT = "conflict"
-    TOO_LARGE = "too large"
-    ENCODING = "encoding"
-    HEADERS = "headers"
-    RATE_LIMIT = "rate limit"
+    INVALID = "invalid", 400
+    AUTHENTICATION = "authentication", 401
+    PERMISSION = "permission", 403
+    NOT_FOUND = "not found", 404
+    METHOD = "method", 405
+    BODY_TIMEOUT = "body timeout", 408
+    CONFLICT = "conflict", 409
+    TOO_LARGE = "too large", 413
+    ENCODING = "encoding", 415
+    HEADERS = "headers", 431
+    RATE_LIMIT = "rate limit", 429
     """This key has had its share for now."""
-    QUOTA = "quota"
+    QUOTA = "quota", 429
     """This key has spent what it may."""
-    INTERNAL = "internal"
-    NOT_IMPLEMENTED = "not implemented"
-    UNAVAILABLE = "unavailable"
+    INTERNAL = "internal", 500
+    NOT_IMPLEMENTED = "not implemented", 501
+    UNAVAILABLE = "unavailable", 503
     """There is no room for anyone, or no engine."""
-    DEADLINE = "deadline"
-    STORAGE = "storage"
+    DEADLINE = "deadline", 504
+    STORAGE = "storage", 507
     """What is to be kept cannot be written now."""
 
-    @property
-    def status(self) -> int:
-        """As HTTP has it; a dialect may have another."""
-        return _STATUS[self]
-
-
-_STATUS = {
-    ErrorKind.INVALID: 400,
-    ErrorKind.AUTHENTICATION: 401,
-    ErrorKind.PERMISSION: 403,
-    ErrorKind.NOT_FOUND: 404,
-    ErrorKind.METHOD: 405,
-    ErrorKind.BODY_TIMEOUT: 408,
-    ErrorKind.CONFLICT: 409,
-    ErrorKind.TOO_LARGE: 413,
-    ErrorKind.ENCODING: 415,
-    ErrorKind.HEADERS: 431,
-    ErrorKind.RATE_LIMIT: 429,
-    ErrorKind.QUOTA: 429,
-    ErrorKind.INTERNAL: 500,
-    ErrorKind.NOT_IMPLEMENTED: 501,
-    ErrorKind.UNAVAILABLE: 503,
-    ErrorKind.DEADLINE: 504,
-    ErrorKind.STORAGE: 507,
-}
+    def __init__(self, words: str, status: int) -> None:
+        self.words = words
+        self.status = status
 
 
 class Overflow(NamedTuple):
@@ -168,6 +147,29 @@ def log_fault(error: ApiError, scope: Mapping[str, Any]) -> None:
         level, ended = logging.WARNING, "failed"
     if LOGGER.isEnabledFor(level):
         route = getattr(scope.get("route"), "path", "other")
-        request_id, status, code = exchange_of(scope).name, error.status, error.code or error.kind.value
+        request_id, status, code = exchange_of(scope).name, error.status, error.code or error.kind.words
         fields = {"request": request_id, "route": route, "status": status, "code": code}
         LOGGER.log(level, "request %s %s: %d %s, %s", request_id, ended, status, code, route, extra={"fields": fields})
+
+
+SHOWN = 40
+"""Characters of a refused name that are told."""
+
+
+class NameRule(NamedTuple):
+    """Names that a dialect takes, and how that is told."""
+
+    pattern: re.Pattern[str]
+    words: str
+
+
+OPENAI_NAMES = NameRule(re.compile(r"[a-zA-Z0-9_-]{1,64}"), "use letters, digits, _ and -, at most 64 of them")
+ANTHROPIC_NAMES = NameRule(re.compile(r"[a-zA-Z0-9_-]{1,128}"), "use letters, digits, _ and -, at most 128 of them")
+OLLAMA_NAMES = NameRule(re.compile(r"[^\x00-\x1f\x7f-\x9f]{1,512}"), "leave control characters out")
+
+
+def checked_name(name: str, rule: NameRule, where: str) -> str:
+    """The name. Raises an error that names the field."""
+    if rule.pattern.fullmatch(name) is None:
+        raise invalid(f"{where} is {name[:SHOWN]!a}; {rule.words}", where)
+    return name

@@ -32,13 +32,7 @@ from penstock.service.server.websocket.session import SocketSession, refuse
 
 LOGGER = logging.getLogger(__name__)
 _ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
-KINDS = {
-    401: ErrorKind.AUTHENTICATION,
-    403: ErrorKind.PERMISSION,
-    413: ErrorKind.TOO_LARGE,
-    431: ErrorKind.HEADERS,
-    503: ErrorKind.UNAVAILABLE,
-}
+KINDS = {kind.status: kind for kind in reversed(ErrorKind)}
 """Of refusals at the edge, by status."""
 
 Scope = dict[str, Any]

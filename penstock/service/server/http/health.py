@@ -8,8 +8,7 @@ from penstock.metrics.exposition import CONTENT_TYPE
 from penstock.service import kv_events
 from penstock.service.server.blocks import offer_of
 from penstock.service.server.front import Front
-from penstock.service.server.front.health import ServerHealth
-from penstock.service.server.http.answer import Json
+from penstock.service.server.http.answer import Json, Plain
 from penstock.service.server.http.connection import exchange_of
 
 
@@ -20,7 +19,8 @@ async def live(request: Request) -> Json:
 
 async def ready(request: Request) -> Json:
     """A token has come through the whole path lately, or was made just now."""
-    state: ServerHealth = request.app.state.front.health
+    front: Front = request.app.state.front
+    state = front.health
     is_ready = await state.is_ready()
     status = "ready" if is_ready else "draining" if state.is_draining else "silent" if state.is_silent else "not ready"
     return Json({"status": status}, 200 if is_ready else 503, [] if is_ready else [(b"retry-after", b"1")])
@@ -38,10 +38,10 @@ async def health(request: Request) -> Json:
     return Json(status, 200 if is_well else 503)
 
 
-async def metrics(request: Request) -> Json:
+async def metrics(request: Request) -> Plain:
     front: Front = request.app.state.front
     async with front.bodies.turns.take(exchange_of(request.scope).tenant):
-        return PlainText(front.counters.render().encode(), CONTENT_TYPE, _offer(front, request))
+        return Plain(front.counters.render().encode(), CONTENT_TYPE, _offer(front, request))
 
 
 def _offer(front: Front, request: Request) -> list[tuple[bytes, bytes]]:
@@ -54,16 +54,3 @@ def _offer(front: Front, request: Request) -> list[tuple[bytes, bytes]]:
 async def version(request: Request) -> Json:
     front: Front = request.app.state.front
     return Json({"version": front.version})
-
-
-class PlainText(Json):
-    """A body of another kind than JSON."""
-
-    def __init__(self, body: bytes, content_type: str, headers: list[tuple[bytes, bytes]] | None = None) -> None:
-        super().__init__(body)
-        self._lines = [(b"content-type", content_type.encode()), *(headers or ())]
-
-    async def __call__(self, scope: object, receive: object, send: object) -> None:
-        headers = [*self._lines, (b"content-length", str(len(self._body)).encode())]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})  # type: ignore[operator]
-        await send({"type": "http.response.body", "body": self._body})  # type: ignore[operator]

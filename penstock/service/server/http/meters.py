@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
@@ -54,21 +55,19 @@ GRAMMARS = (
 """Counted by the engine: field, name and meaning."""
 
 
+@dataclass(slots=True, eq=False)
 class Watch:
     """One request of a call in progress."""
 
-    __slots__ = ("answer", "call", "grammar", "prefix", "request", "timeline")
-
-    def __init__(self, call: Call, request: Request) -> None:
-        self.call = call
-        self.request = request
-        self.answer: list[int] = []
-        """Tokens of the first choice, where they are recorded."""
-        self.timeline = Timeline(call.arrival_s, len(request.prompt), call.parameters.sampling.n)
-        self.prefix: PrefixHit | None = None
-        """What the prefix cache gave, once it was admitted."""
-        self.grammar: GrammarTime | None = None
-        """What its grammar took, once it has ended."""
+    call: Call
+    request: Request
+    timeline: Timeline
+    answer: list[int] = field(default_factory=list)
+    """Tokens of the first choice, where they are recorded."""
+    prefix: PrefixHit | None = None
+    """What the prefix cache gave, once it was admitted."""
+    grammar: GrammarTime | None = None
+    """What its grammar took, once it has ended."""
 
     @property
     def admitted_s(self) -> float | None:
@@ -126,7 +125,8 @@ class Meters:
 
     def enter(self, call: Call) -> None:
         for request in call.requests:
-            self._open[request.request_id] = Watch(call, request)
+            timeline = Timeline(call.arrival_s, len(request.prompt), call.parameters.sampling.n)
+            self._open[request.request_id] = Watch(call, request, timeline)
 
     def leave(self, call: Call) -> None:
         """Requests that have not ended were given up by their client."""
@@ -320,26 +320,22 @@ class Meters:
             Gauge("penstock_kv_waste_fraction", "Share of held KV positions that hold no token", self._waste),
             Gauge("penstock_waiting_tokens", "Prompt tokens waiting", lambda: load.num_waiting_tokens),
             Gauge("penstock_calls_open", "Calls in progress", lambda: admission.num_open),
-            Gauge(
-                "penstock_drain_per_second",
-                "Requests that leave the queue",
-                lambda: rate,
-            ),
+            Gauge("penstock_drain_per_second", "Requests that leave the queue", lambda: rate),
             *_facts(facts),
             Gauge("penstock_engine_up", "1 while the engine is ready", lambda: float(client.is_ready)),
         ]
         counters = [
-            _counted("vllm:num_preemptions", "Sequences preempted", load.num_preemptions),
-            _counted("penstock_engine_restarts", "Engines started after the first", client.num_restarts),
-            _counted("penstock_supervision_faults", "Faults of supervision, caught", client.num_supervision_faults),
-            _counted("penstock_record_lines_lost", "Lines of --record that could not be written", num_lost),
-            _counted("penstock_log_lines_lost", "Lines of the log that could not be written", num_lost_lines()),
-            _counted("penstock_requests_refused", "Requests refused for lack of room", admission.num_refused),
+            Counter("vllm:num_preemptions", "Sequences preempted", load.num_preemptions),
+            Counter("penstock_engine_restarts", "Engines started after the first", client.num_restarts),
+            Counter("penstock_supervision_faults", "Faults of supervision, caught", client.num_supervision_faults),
+            Counter("penstock_record_lines_lost", "Lines of --record that could not be written", num_lost),
+            Counter("penstock_log_lines_lost", "Lines of the log that could not be written", num_lost_lines()),
+            Counter("penstock_requests_refused", "Requests refused for lack of room", admission.num_refused),
         ]
         gauges += _step_model(self.step_model)
         gauges += _tier_sizes(client.tiers)
         counters += _tier_events(client.tiers)
-        counters += [_counted(name, help, getattr(self._grammars, field)) for field, name, help in GRAMMARS]
+        counters += [Counter(name, help, getattr(self._grammars, field)) for field, name, help in GRAMMARS]
         counters += transfer_metrics(client.transfers)
         own = [metric for metric in vars(self).values() if isinstance(metric, Counter | Buckets)]
         return [*gauges, *counters, *own]
@@ -381,9 +377,9 @@ def _tier_events(tiers: TierCounts | None) -> list[Counter]:
         blocks.add(getattr(tiers, f"{event}_blocks"), (("event", event),))
     return [
         blocks,
-        _counted("penstock_kv_tier_faults", "Reads, writes and copies of tiers that failed", tiers.faults),
-        _counted("penstock_kv_tier_canaries", "Loads that were read back and compared", tiers.canaries),
-        _counted("penstock_kv_tier_attached", "Requests that waited for the load of another", tiers.attached),
+        Counter("penstock_kv_tier_faults", "Reads, writes and copies of tiers that failed", tiers.faults),
+        Counter("penstock_kv_tier_canaries", "Loads that were read back and compared", tiers.canaries),
+        Counter("penstock_kv_tier_attached", "Requests that waited for the load of another", tiers.attached),
     ]
 
 
@@ -400,9 +396,3 @@ def _facts(facts: Facts | None) -> list[Gauge]:
         ("penstock_kv_bytes", "Memory that the KV cache takes", memory.get("KV cache", 0)),
     )
     return [Gauge(name, help, partial(float, value)) for name, help, value in rows]
-
-
-def _counted(name: str, help: str, value: float) -> Counter:
-    counter = Counter(name, help)
-    counter.add(value)
-    return counter

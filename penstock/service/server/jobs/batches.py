@@ -7,18 +7,19 @@ from typing import Any
 import msgspec
 from starlette.requests import Request
 
-from penstock.service.server.front import caller_of, tenant_of
+from penstock.service.edge.paging import page_of
+from penstock.service.server.front import body_of, caller_of, tenant_of
 from penstock.service.server.http.answer import Json
 from penstock.service.server.http.faults import ApiError, ErrorKind, invalid
 from penstock.service.server.jobs.endpoints import ENDPOINTS
 from penstock.service.server.jobs.files import file_row
 from penstock.service.server.jobs.lines import batch_bound
-from penstock.service.server.jobs.protocol import REFUSED, BatchBody
+from penstock.service.server.jobs.protocol import BatchBody
 from penstock.service.server.jobs.runner import BatchRunner
 from penstock.service.server.jobs.service import Jobs
 from penstock.service.server.prepare import check_bound
-from penstock.service.server.responses.routes import page_of
 from penstock.service.store import jobs as tables
+from penstock.service.store.database import reading, writing
 from penstock.service.store.jobs import OPEN, BatchRow
 
 WINDOW_S = 24 * 3600
@@ -27,7 +28,7 @@ WINDOW_S = 24 * 3600
 async def create_batch(request: Request) -> Json:
     jobs: Jobs = request.app.state.jobs
     runner: BatchRunner = request.app.state.batch_runner
-    body, _ = await jobs.floor.front.bodies.read(request, BatchBody, REFUSED)
+    body = await body_of(request, BatchBody)
     caller = caller_of(request)
     tenant = caller.tenant
     if body.endpoint not in ENDPOINTS:
@@ -46,10 +47,10 @@ async def create_batch(request: Request) -> Json:
     )
     if caller.most is not None:
         path = jobs.storage.blobs.path(file.id)
-        max_context = jobs.floor.front.models.longest_context
+        max_context = jobs.responses.front.models.longest_context
         check_bound(caller.most, *await asyncio.to_thread(batch_bound, path, body.endpoint, max_context))
-    await jobs.floor.responses.bills.open(row.id, caller)
-    await asyncio.wrap_future(jobs.storage.database.write(lambda transaction: tables.add_batch(transaction, row)))
+    await jobs.responses.bills.open(row.id, caller)
+    await writing(jobs.storage.database, tables.add_batch, row)
     runner.take(row)
     return Json(batch_value(row))
 
@@ -60,10 +61,8 @@ async def retrieve_batch(request: Request) -> Json:
 
 async def list_batches(request: Request) -> Json:
     jobs: Jobs = request.app.state.jobs
-    rows = await asyncio.wrap_future(
-        jobs.storage.database.read(lambda transaction: tables.batches_of(transaction, tenant_of(request)))
-    )
-    return Json(page_of([batch_value(row) for row in rows[::-1]], request))
+    rows = await reading(jobs.storage.database, tables.batches_of, tenant_of(request))
+    return Json(page_of([batch_value(row) for row in rows], request.query_params))
 
 
 async def cancel_batch(request: Request) -> Json:
@@ -78,9 +77,7 @@ async def cancel_batch(request: Request) -> Json:
 async def _row(request: Request) -> BatchRow:
     jobs: Jobs = request.app.state.jobs
     batch_id = request.path_params["id"]
-    row = await asyncio.wrap_future(
-        jobs.storage.database.read(lambda transaction: tables.batch_of(transaction, batch_id, tenant_of(request)))
-    )
+    row = await reading(jobs.storage.database, tables.batch_of, batch_id, tenant_of(request))
     if row is None:
         raise ApiError(ErrorKind.NOT_FOUND, f"there is no batch {batch_id[:80]!r}", param="batch_id", code="not_found")
     return row

@@ -3,7 +3,6 @@
 Written here, where tokens are made; the gateway that reserved money for them fetches them and says which it has written down.
 """
 
-import asyncio
 import logging
 from concurrent.futures import Future
 
@@ -19,12 +18,11 @@ from penstock.service.server.http.connection import exchange_of
 from penstock.service.server.usage import usage_of
 from penstock.service.store import bills as tables
 from penstock.service.store.bills import AccountRow, Bill
-from penstock.service.store.database import Database, Transaction, Work
+from penstock.service.store.database import Database, Transaction, Work, reading, writing
 
 LOGGER = logging.getLogger(__name__)
 MAX_BILLS = 1000
 """Told at a time."""
-NO_REFUSED: dict[str, str] = {}
 
 
 class TakenBody(msgspec.Struct, kw_only=True):
@@ -56,12 +54,11 @@ class Bills:
     async def open(self, job: str, caller: Caller) -> None:
         """Before its client hears of it: who pays for what a job makes."""
         if caller.account:
-            row = account_row(job, caller)
-            await asyncio.wrap_future(self.database.write(lambda transaction: tables.open_account(transaction, row)))
+            await writing(self.database, tables.open_account, account_row(job, caller))
 
     async def payer(self, job: str, tenant: str) -> Caller:
         """Who asked for a job that an earlier run accepted."""
-        row = await asyncio.wrap_future(self.database.read(lambda transaction: tables.account_of(transaction, job)))
+        row = await reading(self.database, tables.account_of, job)
         return Caller(tenant=tenant) if row is None else caller_of_account(row, tenant)
 
     def _write(self, work: Work[None]) -> None:
@@ -107,17 +104,13 @@ def owner_of(tenant: str) -> str:
 async def list_bills(request: Request) -> Json:
     bills: Bills = request.app.state.bills
     owner = exchange_of(request.scope).tenant
-    rows = await asyncio.wrap_future(
-        bills.database.read(lambda transaction: tables.bills_of(transaction, owner, MAX_BILLS))
-    )
+    rows = await reading(bills.database, tables.bills_of, owner, MAX_BILLS)
     return Json({"object": "list", "data": [row._asdict() for row in rows]})
 
 
 async def take_bills(request: Request) -> Json:
     bills: Bills = request.app.state.bills
     owner = exchange_of(request.scope).tenant
-    body, _ = await request.app.state.front.bodies.read(request, TakenBody, NO_REFUSED)
-    await asyncio.wrap_future(
-        bills.database.write(lambda transaction: tables.take_bills(transaction, owner, body.taken[:MAX_BILLS]))
-    )
+    body, _ = await request.app.state.front.bodies.read(request, TakenBody, {})
+    await writing(bills.database, tables.take_bills, owner, body.taken[:MAX_BILLS])
     return Json({"object": "list", "data": []})

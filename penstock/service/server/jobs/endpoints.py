@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from penstock.service.server.front import Front, Prepared
+from penstock.service.server.front import Prepared
 from penstock.service.server.generation import Caller
 from penstock.service.server.http.body import convert
 from penstock.service.server.openai import protocol as openai
@@ -13,8 +13,7 @@ from penstock.service.server.openai.chat import prepare_chat
 from penstock.service.server.openai.completions import prepare_text
 from penstock.service.server.openai.embeddings import embed_body
 from penstock.service.server.responses import protocol as responses
-from penstock.service.server.responses.routes import all_items, prepare_response
-from penstock.service.server.responses.service import Responses
+from penstock.service.server.responses.routes import Responses, all_items, prepare_response
 from penstock.service.server.served import ServedModel
 from penstock.service.server.usage import usage_of
 from penstock.service.store.jobs import LineUsage
@@ -25,14 +24,7 @@ class LineAnswer(NamedTuple):
     usage: LineUsage
 
 
-Answering = Callable[["JobFloor", ServedModel, Caller, Any], Awaitable[LineAnswer]]
-
-
-class JobFloor(NamedTuple):
-    """What answering a line needs."""
-
-    front: Front
-    responses: Responses
+Answering = Callable[[Responses, ServedModel, Caller, Any], Awaitable[LineAnswer]]
 
 
 class JobEndpoint(NamedTuple):
@@ -41,22 +33,22 @@ class JobEndpoint(NamedTuple):
     refused: dict[str, str]
 
 
-async def _chat(floor: JobFloor, model: ServedModel, caller: Caller, body: Any) -> LineAnswer:
-    return await _collected(await prepare_chat(floor.front, model, caller, body))
+async def _chat(service: Responses, model: ServedModel, caller: Caller, body: Any) -> LineAnswer:
+    return await _collected(await prepare_chat(service.front, model, caller, body))
 
 
-async def _text(floor: JobFloor, model: ServedModel, caller: Caller, body: Any) -> LineAnswer:
-    return await _collected(await prepare_text(floor.front, model, caller, body))
+async def _text(service: Responses, model: ServedModel, caller: Caller, body: Any) -> LineAnswer:
+    return await _collected(await prepare_text(service.front, model, caller, body))
 
 
-async def _embeddings(floor: JobFloor, model: ServedModel, caller: Caller, body: Any) -> LineAnswer:
+async def _embeddings(service: Responses, model: ServedModel, caller: Caller, body: Any) -> LineAnswer:
     value = await embed_body(model, caller, body)
     return LineAnswer(value, LineUsage(num_input=value["usage"]["prompt_tokens"]))
 
 
-async def _response(floor: JobFloor, model: ServedModel, caller: Caller, body: Any) -> LineAnswer:
-    items = await all_items(floor.responses, body, caller.tenant)
-    prepared, _ = await prepare_response(floor.responses, model, caller, body, items)
+async def _response(service: Responses, model: ServedModel, caller: Caller, body: Any) -> LineAnswer:
+    items = await all_items(service, body, caller.tenant)
+    prepared, _ = await prepare_response(service, model, caller, body, items)
     return await _collected(prepared)
 
 

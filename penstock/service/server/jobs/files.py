@@ -2,24 +2,21 @@
 
 import asyncio
 import time
-from collections.abc import Callable
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO
 
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
+from penstock.service.edge.paging import page_of
 from penstock.service.server.front import tenant_of
 from penstock.service.server.http.answer import Json, Send
 from penstock.service.server.http.body import BoundedRequest
 from penstock.service.server.http.faults import ApiError, ErrorKind, invalid
 from penstock.service.server.jobs.service import Jobs
-from penstock.service.server.responses.routes import page_of
 from penstock.service.store import jobs as tables
-from penstock.service.store.database import Transaction
+from penstock.service.store.database import reading, writing
 from penstock.service.store.jobs import FileRow
-
-T = TypeVar("T")
 
 MAX_FILE_BYTES = 200 << 20
 PURPOSES = ("batch", "user_data", "assistants", "fine-tune", "vision", "evals")
@@ -88,10 +85,10 @@ def check_quota(jobs: Jobs, tenant: str) -> None:
 
 async def list_files(request: Request) -> Json:
     jobs: Jobs = request.app.state.jobs
-    rows = await _read(jobs, lambda transaction: tables.files_of(transaction, tenant_of(request)))
+    rows = await reading(jobs.storage.database, tables.files_of, tenant_of(request))
     purpose = request.query_params.get("purpose")
     values = [file_value(row) for row in rows if purpose in (None, row.purpose)]
-    return Json(page_of(values[::-1], request))
+    return Json(page_of(values, request.query_params))
 
 
 async def retrieve_file(request: Request) -> Json:
@@ -109,13 +106,13 @@ async def delete_file(request: Request) -> Json:
     row = await file_row(jobs, request.path_params["id"], tenant_of(request))
     if jobs.is_in_use(row.id):
         raise ApiError(ErrorKind.CONFLICT, "a batch is reading this file; cancel it first", code="file_in_use")
-    await asyncio.wrap_future(jobs.storage.database.write(lambda transaction: tables.delete_file(transaction, row.id)))
+    await writing(jobs.storage.database, tables.delete_file, row.id)
     jobs.storage.blobs.delete(row.id)
     return Json({"id": row.id, "object": "file", "deleted": True})
 
 
 async def file_row(jobs: Jobs, file_id: str, tenant: str) -> FileRow:
-    row = await _read(jobs, lambda transaction: tables.file_of(transaction, file_id, tenant))
+    row = await reading(jobs.storage.database, tables.file_of, file_id, tenant)
     if row is None:
         raise ApiError(ErrorKind.NOT_FOUND, f"there is no file {file_id[:80]!r}", param="file_id", code="not_found")
     return row
@@ -152,10 +149,6 @@ class FileContent:
             while part := await asyncio.to_thread(file.read, PART_BYTES):
                 await send({"type": "http.response.body", "body": part, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
-
-
-async def _read(jobs: Jobs, work: Callable[[Transaction], T]) -> T:
-    return await asyncio.wrap_future(jobs.storage.database.read(work))
 
 
 def _expiry(given: Any) -> int | None:

@@ -26,10 +26,6 @@ class LineFault(NamedTuple):
     line: int | None
     param: str | None = None
 
-    @property
-    def value(self) -> dict[str, Any]:
-        return self._asdict()
-
 
 class BatchLine(NamedTuple):
     number: int
@@ -133,13 +129,7 @@ def _fault_of(number: int, data: bytes, endpoint: str | None, seen: set[str]) ->
 
 
 def answer_line(custom_id: str, status: int, body: Any, request_id: str) -> bytes:
-    value = {
-        "id": f"batch_req_{secrets.token_hex(12)}",
-        "custom_id": custom_id,
-        "response": {"status_code": status, "request_id": request_id, "body": body},
-        "error": None,
-    }
-    return msgspec.json.encode(value) + b"\n"
+    return _line(custom_id, response={"status_code": status, "request_id": request_id, "body": body})
 
 
 def failed_line(custom_id: str, error: ApiError, request_id: str) -> bytes:
@@ -148,10 +138,9 @@ def failed_line(custom_id: str, error: ApiError, request_id: str) -> bytes:
 
 def unanswered_line(custom_id: str, code: str, message: str) -> bytes:
     """A request that was never answered."""
-    value = {
-        "id": f"batch_req_{secrets.token_hex(12)}",
-        "custom_id": custom_id,
-        "response": None,
-        "error": {"code": code, "message": message},
-    }
+    return _line(custom_id, error={"code": code, "message": message})
+
+
+def _line(custom_id: str, response: dict[str, Any] | None = None, error: dict[str, str] | None = None) -> bytes:
+    value = {"id": f"batch_req_{secrets.token_hex(12)}", "custom_id": custom_id, "response": response, "error": error}
     return msgspec.json.encode(value) + b"\n"

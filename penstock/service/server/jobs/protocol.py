@@ -1,6 +1,6 @@
 """What clients of the batch API may send, as types."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
@@ -21,6 +21,3 @@ class BatchBody(Struct, kw_only=True):
     completion_window: Literal["24h"]
     metadata: Metadata | None = None
     output_expires_after: OutputExpiry | None = None
-
-
-REFUSED: dict[str, Any] = {}

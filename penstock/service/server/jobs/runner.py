@@ -13,11 +13,11 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -26,7 +26,7 @@ from penstock.service.server.generation import Caller
 from penstock.service.server.http.call import Failure
 from penstock.service.server.http.faults import ApiError, ErrorKind, error_of, error_of_finish, failed
 from penstock.service.server.jobs.bills import bill_of, last_bill
-from penstock.service.server.jobs.endpoints import ENDPOINTS, JobFloor, LineAnswer, checked_body
+from penstock.service.server.jobs.endpoints import ENDPOINTS, LineAnswer, checked_body
 from penstock.service.server.jobs.lines import (
     BatchLine,
     answer_line,
@@ -38,13 +38,13 @@ from penstock.service.server.jobs.lines import (
     unanswered_line,
 )
 from penstock.service.server.jobs.service import Jobs
+from penstock.service.server.responses.routes import Responses
 from penstock.service.store import jobs as tables
 from penstock.service.store.bills import AccountRow, account_of, add_bill
-from penstock.service.store.database import Transaction
+from penstock.service.store.database import Transaction, reading, writing
 from penstock.service.store.jobs import BatchRow, FileRow, LineUsage
 
 LOGGER = logging.getLogger(__name__)
-T = TypeVar("T")
 
 MAX_TRIES = 5
 """Of a line that fails through no fault of its own."""
@@ -69,6 +69,8 @@ class BatchRunner:
         self._payers: dict[str, AccountRow] = {}
         """Who pays for a batch, where a gateway does."""
         self._gate: asyncio.Semaphore | None = None
+        self._read = partial(reading, jobs.storage.database)
+        self._write = partial(writing, jobs.storage.database)
 
     async def resume(self) -> None:
         """Take up what an earlier run left, once an engine is there."""
@@ -118,10 +120,10 @@ class BatchRunner:
                 LOGGER.warning("batch %s waits: %s", row.id, error)
             await asyncio.sleep(STORE_RETRY_S)
             with contextlib.suppress(StoreError):
-                found = await self._read(partial(tables.batch_of, batch_id=row.id))
+                found = await self._read(tables.batch_of, row.id)
 
     async def _go_through(self, row: BatchRow) -> None:
-        payer = await self._read(partial(account_of, job=row.id))
+        payer = await self._read(account_of, row.id)
         if payer is not None:
             self._payers[row.id] = payer
         if row.status == "validating" and not await self._validate(row):
@@ -140,7 +142,7 @@ class BatchRunner:
         num_total, faults = await asyncio.to_thread(check_lines, path, row.endpoint)
         now = int(time.time())
         if faults:
-            errors = {"errors": [fault.value for fault in faults], "failed_at": now}
+            errors = {"errors": [fault._asdict() for fault in faults], "failed_at": now}
 
             def work(transaction: Transaction) -> None:
                 _merge(transaction, row.id, "failed", errors, num_total)
@@ -155,7 +157,7 @@ class BatchRunner:
 
     async def _answer_all(self, row: BatchRow, expires_s: float) -> None:
         """Lines in their order, as many at a time as keep the engine busy."""
-        answered = await self._read(partial(tables.answered_lines, batch_id=row.id))
+        answered = await self._read(tables.answered_lines, row.id)
         gate = self._open_gate()
         running: set[asyncio.Task[None]] = set()
 
@@ -201,13 +203,13 @@ class BatchRunner:
         """The model that the first line names; lines may name others."""
         body: Any = next((read_line(number, data).body for number, data in self._lines(row)), {})
         with suppress(ApiError):
-            return self.jobs.floor.front.models.find(body.get("model")).known_name
+            return self.jobs.responses.front.models.find(body.get("model")).known_name
         return str(body.get("model"))
 
     def _open_gate(self) -> asyncio.Semaphore:
         """One for all batches: it is the engines that are shared."""
         if self._gate is None:
-            facts = [model.client.facts for model in self.jobs.floor.front.models]
+            facts = [model.client.facts for model in self.jobs.responses.front.models]
             num_sequences = max((one.max_sequences for one in facts if one is not None), default=SEQUENCES)
             self._gate = asyncio.Semaphore(OVERBOOKED * num_sequences)
         return self._gate
@@ -221,9 +223,9 @@ class BatchRunner:
         try:
             if payer is not None and payer.is_bounded:
                 body = checked_body(ENDPOINTS[row.endpoint], line.body)
-                most = line_bound(row.endpoint, body, line.num_bytes, self.jobs.floor.front.models.longest_context)
+                most = line_bound(row.endpoint, body, line.num_bytes, self.jobs.responses.front.models.longest_context)
                 caller = replace(caller, most=most)
-            answer = await answer_request(self.jobs.floor, row.endpoint, line.body, caller)
+            answer = await answer_request(self.jobs.responses, row.endpoint, line.body, caller)
             data, usage, is_error = answer_line(line.custom_id, 200, answer.body, request_id), answer.usage, False
             model = str(answer.body.get("model") or "")
         except ApiError as error:
@@ -240,7 +242,7 @@ class BatchRunner:
     # The end of a batch
 
     async def _has_unanswered(self, row: BatchRow) -> bool:
-        answered = await self._read(partial(tables.answered_lines, batch_id=row.id))
+        answered = await self._read(tables.answered_lines, row.id)
         return any(number not in answered for number, _ in self._lines(row))
 
     async def _finalize(self, row: BatchRow, outcome: str) -> None:
@@ -262,14 +264,12 @@ class BatchRunner:
         await self._write(work)
 
     async def _give_up_rest(self, row: BatchRow, code: str, message: str) -> None:
-        answered = await self._read(partial(tables.answered_lines, batch_id=row.id))
+        answered = await self._read(tables.answered_lines, row.id)
         for number, data in self._lines(row):
             if number not in answered:
                 answer = unanswered_line(read_line(number, data).custom_id, code, message)
-                keep = partial(
-                    tables.add_line, batch_id=row.id, line=number, answer=answer, usage=LineUsage(), is_error=True
-                )
-                await self._write(keep)
+                keep = partial(tables.add_line, is_error=True)
+                await self._write(keep, row.id, number, answer, LineUsage())
 
     def _write_files(self, row: BatchRow) -> dict[str, FileRow]:
         """Answers and errors, in the order of their lines; a kind there is nothing of has no file. Blocks."""
@@ -296,13 +296,7 @@ class BatchRunner:
     # The database
 
     async def _set(self, batch_id: str, status: str, fields: dict[str, Any], num_total: int | None = None) -> None:
-        await self._write(lambda transaction: _merge(transaction, batch_id, status, fields, num_total))
-
-    async def _read(self, work: Callable[[Transaction], T]) -> T:
-        return await asyncio.wrap_future(self.jobs.storage.database.read(work))
-
-    async def _write(self, work: Callable[[Transaction], T]) -> T:
-        return await asyncio.wrap_future(self.jobs.storage.database.write(work))
+        await self._write(_merge, batch_id, status, fields, num_total)
 
 
 async def _entered(gate: asyncio.Semaphore) -> bool:
@@ -314,16 +308,16 @@ async def _entered(gate: asyncio.Semaphore) -> bool:
         return False
 
 
-async def answer_request(floor: JobFloor, endpoint: str, raw: Any, caller: Caller) -> LineAnswer:
+async def answer_request(service: Responses, endpoint: str, raw: Any, caller: Caller) -> LineAnswer:
     """The answer to one request, tried again while it fails through no fault of its own. Raises ApiError."""
     row = ENDPOINTS[endpoint]
     body = checked_body(row, raw)
     num_tries = 0
     while True:
-        model = floor.front.models.find(getattr(body, "model", None))
+        model = service.front.models.find(getattr(body, "model", None))
         try:
-            async with floor.front.having(model):
-                return await row.answer(floor, model, caller, body)
+            async with service.front.having(model):
+                return await row.answer(service, model, caller, body)
         except CapacityError:
             await asyncio.sleep(RETRY_S)  # there is no room: it waits, however long
             continue

@@ -8,10 +8,9 @@ from typing import Any
 
 from starlette.requests import Request
 
-from penstock.service.server.front import Front
-from penstock.service.server.http.answer import Json
-from penstock.service.server.http.faults import ApiError, ErrorKind, invalid
-from penstock.service.server.http.health import PlainText
+from penstock.service.server.front import Front, body_of
+from penstock.service.server.http.answer import Json, Plain
+from penstock.service.server.http.faults import invalid
 from penstock.service.server.ollama.dialect import line_of
 from penstock.service.server.ollama.protocol import NameBody
 from penstock.service.server.pool.resident import Residency
@@ -20,10 +19,6 @@ from penstock.service.server.served import ServedModel
 VERSION = "0.12.0"
 """The version of Ollama whose API this is: clients compare it with what they need."""
 FOREVER = "2318-01-01T00:00:00Z"
-
-
-async def running(request: Request) -> PlainText:
-    return PlainText(b"Ollama is running", "text/plain; charset=utf-8")
 
 
 async def version(request: Request) -> Json:
@@ -42,9 +37,7 @@ async def processes(request: Request) -> Json:
 
 
 async def show(request: Request) -> Json:
-    front: Front = request.app.state.front
-    body, _ = await front.bodies.read(request, NameBody, {})
-    model = front.models.find(_name(body))
+    _, model = await _named(request)
     card = model.card
     architecture = card.family or "unknown"
     return Json(
@@ -65,11 +58,9 @@ async def show(request: Request) -> Json:
     )
 
 
-async def pull(request: Request) -> Json:
+async def pull(request: Request) -> Plain:
     """A model that is served is here already. Others are the operator's to fetch: `penstock pull`."""
-    front: Front = request.app.state.front
-    body, _ = await front.bodies.read(request, NameBody, {})
-    model = front.models.find(_name(body))
+    body, model = await _named(request)
     digest = _digest(model)
     size = model.card.size_bytes
     lines: list[dict[str, Any]] = [
@@ -79,21 +70,12 @@ async def pull(request: Request) -> Json:
     ]
     if body.stream is False:
         return Json(lines[-1])
-    return PlainText(b"".join(map(line_of, lines)), "application/x-ndjson")
+    return Plain(b"".join(map(line_of, lines)), "application/x-ndjson")
 
 
 async def delete(request: Request) -> Json:
-    front: Front = request.app.state.front
-    body, _ = await front.bodies.read(request, NameBody, {})
-    model = front.models.find(_name(body))
+    _, model = await _named(request)
     raise invalid(f"{model.name[:80]!r} is being served; stop the server before its files are deleted", "model")
-
-
-async def not_here(request: Request) -> Json:
-    """Models are made, copied and published elsewhere."""
-    raise ApiError(
-        ErrorKind.NOT_IMPLEMENTED, f"{request.url.path} is not served here; use the penstock command", code="not_served"
-    )
 
 
 def capabilities(model: ServedModel) -> list[str]:
@@ -107,11 +89,13 @@ def capabilities(model: ServedModel) -> list[str]:
     return found
 
 
-def _name(body: NameBody) -> str:
+async def _named(request: Request) -> tuple[NameBody, ServedModel]:
+    body = await body_of(request, NameBody)
     name = body.model or body.name
     if not name:
         raise invalid("model is missing; send it", "model", "missing_required_parameter")
-    return name
+    front: Front = request.app.state.front
+    return body, front.models.find(name)
 
 
 def _entry(model: ServedModel) -> dict[str, Any]:

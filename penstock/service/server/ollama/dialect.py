@@ -6,22 +6,15 @@ import msgspec
 
 from penstock.service.server.dialect import Progress
 from penstock.service.server.http.faults import ApiError
-
-LINE_ENDS = ("\x85", "\u2028", "\u2029")
-"""What JSON may have in a string and readers of text lines, Ollama's own Python client among them, take for the end of one."""
-_ESCAPES = tuple((end.encode(), b"\\u%04x" % ord(end)) for end in LINE_ENDS)
+from penstock.service.server.http.sse import quoted
 
 
 def line_of(value: dict[str, Any]) -> bytes:
-    """One line, whoever cuts it."""
-    data = msgspec.json.encode(value)
-    for end, escape in _ESCAPES:
-        data = data.replace(end, escape)
-    return data + b"\n"
+    """One line, whoever cuts it: readers of lines, Ollama's own Python client among them, know more ends than JSON does."""
+    return quoted(value) + b"\n"
 
 
 class OllamaDialect:
-    name = "ollama"
     stream_headers = ((b"content-type", b"application/x-ndjson"), (b"cache-control", b"no-cache"))
     ping = b""
     """Its clients parse every line as an answer, so silence is all we can send."""

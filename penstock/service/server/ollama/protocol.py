@@ -8,11 +8,10 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, field
 
-from penstock.service.server.openai.protocol import MAX_ITEMS, MAX_TOKEN_ID, Fraction, Name, Penalty
+from penstock.service.server.openai.protocol import MAX_ITEMS, Fraction, Name, Penalty, TokenIds
 
 Whole = Annotated[int, Meta(ge=-(2**31), le=2**31)]
 KeepAlive = str | float | int
-TokenIds = Annotated[list[Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)]], Meta(max_length=2_000_000)]
 
 
 class Options(Struct, kw_only=True):

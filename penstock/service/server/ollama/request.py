@@ -17,8 +17,7 @@ from penstock.service.server.generation import (
     Tool,
     ToolCall,
 )
-from penstock.service.server.http.faults import invalid, unsupported
-from penstock.service.server.names import OLLAMA_NAMES, checked_name
+from penstock.service.server.http.faults import OLLAMA_NAMES, checked_name, invalid, unsupported
 from penstock.service.server.ollama.protocol import (
     CallOfTool,
     FunctionOfTool,

@@ -12,19 +12,15 @@ from penstock.runtime.text.stream.segments import (
     joined,
     reasoning_of,
 )
-from penstock.runtime.text.tokenizer.tokenizer import Tokenizer
 from penstock.service.server.front import Counted, Front, Prepared
 from penstock.service.server.generation import Caller
 from penstock.service.server.http import sse
 from penstock.service.server.http.call import Call
-from penstock.service.server.http.faults import ApiError
-from penstock.service.server.http.relay import random_hex, unix_time
 from penstock.service.server.openai.calls import FUNCTION_WORDS, TOOL_WORDS
-from penstock.service.server.openai.dialect import DIALECT
+from penstock.service.server.openai.encoder import ChoicesEncoder, with_best
 from penstock.service.server.openai.logprobs import chat_entries
 from penstock.service.server.openai.protocol import REFUSED, ChatBody
-from penstock.service.server.openai.request import chat_generation, check_strictly, delivery_of, with_best
-from penstock.service.server.openai.usage import usage_value
+from penstock.service.server.openai.request import chat_generation, check_strictly, delivery_of
 from penstock.service.server.prepare import prepare
 from penstock.service.server.served import ServedModel
 from penstock.service.server.writer import Piece
@@ -45,33 +41,18 @@ async def prepare_chat(front: Front, model: ServedModel, caller: Caller, body: C
     return Prepared(model, call, with_best(encoder, body, generation.sampling.num_logprobs), delivery_of(body))
 
 
-class ChatEncoder:
+class ChatEncoder(ChoicesEncoder):
     """A chat completion, or its chunks."""
 
-    dialect = DIALECT
-
     def __init__(self, front: Front, model: ServedModel, body: ChatBody, num_top: int | None) -> None:
-        self._tokenizer: Tokenizer = model.tokenizer
-        self._num_top = num_top
-        self._num_choices = body.n or 1
-        self._has_usage = bool(body.stream_options and body.stream_options.include_usage)
-        self._reports_ids = bool(body.return_token_ids)
-        self._calls = FUNCTION_WORDS if body.functions else TOOL_WORDS
         tier = "flex" if body.service_tier == "flex" else "default"
         self._tier = {"service_tier": tier} if body.service_tier else {}
-        self._head: dict[str, Any] = {
-            "id": f"chatcmpl-{random_hex()}",
-            "object": "chat.completion",
-            "created": unix_time(),
-            "model": model.name,
-            "system_fingerprint": front.fingerprint,
-        }
+        chunk = {"object": "chat.completion.chunk"} | self._tier
+        super().__init__(front, model, body, "chatcmpl", "chat.completion", chunk)
+        self._num_top = num_top
+        self._calls = FUNCTION_WORDS if body.functions else TOOL_WORDS
         self._kept: list[list[Piece]] = [[] for _ in range(self._num_choices)]
-        chunk_head = sse.quoted(self._head | {"object": "chat.completion.chunk"} | self._tier)
-        usage = b',"usage":null' if self._has_usage else b""
-        self._begin = b"data: " + chunk_head[:-1] + b',"choices":'
         self._starts = [self._begin + b'[{"index":%d,"delta":{"content":' % index for index in range(self._num_choices)]
-        self._end = b"}]" + usage + b"}\n\n"
         self._plain_end = b'},"logprobs":null,"finish_reason":null' + self._end
 
     def opening(self, call: Call) -> bytes:
@@ -92,21 +73,13 @@ class ChatEncoder:
                 return self._starts[piece.choice] + sse.quoted(segments[0].text) + self._plain_end
         return b"".join(map(self._report, pieces))
 
-    def closing(self, call: Call, timings: dict[str, float] | None) -> bytes:
-        if not self._has_usage:
-            return sse.DONE
-        return self._begin + b'[],"usage":' + sse.quoted(usage_value(call, timings)) + b"}\n\n" + sse.DONE
-
-    def failing(self, error: ApiError) -> bytes:
-        return DIALECT.error_event(error, "")
-
     def keep(self, pieces: Sequence[Piece]) -> None:
         for piece in pieces:
             self._kept[piece.choice].append(piece)
 
     def whole(self, call: Call, timings: dict[str, float] | None) -> dict[str, Any]:
         choices = [self._choice(index, kept) for index, kept in enumerate(self._kept)]
-        return self._head | {"choices": choices, "usage": usage_value(call, timings)} | self._tier
+        return self._head | {"choices": choices, "usage": self._usage(call, timings)} | self._tier
 
     def _choice(self, index: int, kept: list[Piece]) -> dict[str, Any]:
         segments = joined([segment for piece in kept for segment in piece.segments])

@@ -10,13 +10,10 @@ from penstock.service.server.front import Counted, Front, Prepared
 from penstock.service.server.generation import Caller
 from penstock.service.server.http import sse
 from penstock.service.server.http.call import Call
-from penstock.service.server.http.faults import ApiError
-from penstock.service.server.http.relay import random_hex, unix_time
-from penstock.service.server.openai.dialect import DIALECT
+from penstock.service.server.openai.encoder import ChoicesEncoder, with_best
 from penstock.service.server.openai.logprobs import CompletionLogprobs
 from penstock.service.server.openai.protocol import REFUSED, CompletionBody
-from penstock.service.server.openai.request import check_strictly, delivery_of, text_generation, with_best
-from penstock.service.server.openai.usage import usage_value
+from penstock.service.server.openai.request import check_strictly, delivery_of, text_generation
 from penstock.service.server.prepare import prepare
 from penstock.service.server.served import ServedModel
 from penstock.service.server.writer import Piece
@@ -32,7 +29,7 @@ async def prepare_text(front: Front, model: ServedModel, caller: Caller, body: C
     if front.config.strict:
         check_strictly(body)
     call = await prepare(model, caller, text_generation(body))
-    encoder = CompletionEncoder(front, model, body, call.prompts, shows_answer=body.max_tokens != 0)
+    encoder = CompletionEncoder(front, model, body, call.prompts)
     return Prepared(model, call, with_best(encoder, body, body.logprobs), delivery_of(body))
 
 
@@ -41,43 +38,24 @@ def _hidden(piece: Piece) -> Piece:
     return piece._replace(segments=(), token_ids=(), logprobs=())
 
 
-class CompletionEncoder:
+class CompletionEncoder(ChoicesEncoder):
     """A text completion, or its chunks."""
 
-    dialect = DIALECT
-
     def __init__(
-        self,
-        front: Front,
-        model: ServedModel,
-        body: CompletionBody,
-        prompts: Sequence[tuple[int, ...]],
-        *,
-        shows_answer: bool = True,
+        self, front: Front, model: ServedModel, body: CompletionBody, prompts: Sequence[tuple[int, ...]]
     ) -> None:
-        self._shows_answer = shows_answer
-        self._tokenizer = model.tokenizer
+        super().__init__(front, model, body, "cmpl", "text_completion", {})
+        self._shows_answer = body.max_tokens != 0
         self._prompts = prompts
-        self._num_choices = body.n or 1
         self._echoes = bool(body.echo)
         self._num_top = body.logprobs
-        self._has_usage = bool(body.stream_options and body.stream_options.include_usage)
-        self._reports_ids = bool(body.return_token_ids)
         self._reports_prompt_logprobs = body.prompt_logprobs is not None
-        self._head: dict[str, Any] = {
-            "id": f"cmpl-{random_hex()}",
-            "object": "text_completion",
-            "created": unix_time(),
-            "model": model.name,
-            "system_fingerprint": front.fingerprint,
-        }
         count = len(prompts) * self._num_choices
         self._kept: list[list[Piece]] = [[] for _ in range(count)]
-        self._columns = [self._fresh_columns(index) for index in range(count)]
+        self._columns = [
+            CompletionLogprobs(self._tokenizer, self._num_top or 0, has_ids=self._reports_ids) for _ in range(count)
+        ]
         self._prompt_logprobs: list[list[Logprob]] = [[] for _ in prompts]
-        usage = b',"usage":null' if self._has_usage else b""
-        self._begin = b"data: " + sse.quoted(self._head)[:-1] + b',"choices":'
-        self._end = b"}]" + usage + b"}\n\n"
         self._plain_end = b',"logprobs":null,"finish_reason":null' + self._end
         self._starts = [self._begin + b'[{"index":%d,"text":' % index for index in range(count)]
 
@@ -98,14 +76,6 @@ class CompletionEncoder:
                 return self._starts[piece.choice] + sse.quoted(piece.content) + self._plain_end
         return b"".join(map(self._report, pieces))
 
-    def closing(self, call: Call, timings: dict[str, float] | None) -> bytes:
-        if not self._has_usage:
-            return sse.DONE
-        return self._begin + b'[],"usage":' + sse.quoted(self._usage(call, timings)) + b"}\n\n" + sse.DONE
-
-    def failing(self, error: ApiError) -> bytes:
-        return DIALECT.error_event(error, "")
-
     def keep(self, pieces: Sequence[Piece]) -> None:
         for piece in pieces if self._shows_answer else map(_hidden, pieces):
             self._kept[piece.choice].append(piece)
@@ -116,7 +86,7 @@ class CompletionEncoder:
         return self._head | {"choices": choices, "usage": self._usage(call, timings)}
 
     def _usage(self, call: Call, timings: dict[str, float] | None) -> dict[str, Any]:
-        reported = usage_value(call, timings)
+        reported = super()._usage(call, timings)
         if not self._shows_answer:
             reported |= {"completion_tokens": 0, "total_tokens": reported["prompt_tokens"]}
         return reported
@@ -171,9 +141,6 @@ class CompletionEncoder:
 
     def _prompt_text(self, index: int) -> str:
         return self._tokenizer.decode(self._prompts[index // self._num_choices], skip_special=False)
-
-    def _fresh_columns(self, index: int) -> CompletionLogprobs:
-        return CompletionLogprobs(self._tokenizer, self._num_top or 0, has_ids=self._reports_ids)
 
     def _take_prompt_logprobs(self, piece: Piece) -> None:
         if piece.prompt_logprobs and piece.choice % self._num_choices == 0:

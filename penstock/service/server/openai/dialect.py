@@ -18,7 +18,6 @@ TYPES: dict[ErrorKind, str] = {
 
 
 class OpenAiDialect:
-    name = "openai"
     stream_headers = sse.HEADERS
     ping = sse.PING
 

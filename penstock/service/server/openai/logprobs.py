@@ -44,11 +44,11 @@ class CompletionLogprobs:
     `has_ids`: and a fifth, the likeliest tokens by their ids, since several may read alike.
     """
 
-    def __init__(self, tokenizer: Tokenizer, num_top: int, offset: int = 0, *, has_ids: bool = False) -> None:
+    def __init__(self, tokenizer: Tokenizer, num_top: int, *, has_ids: bool = False) -> None:
         self._tokenizer = tokenizer
         self._num_top = num_top
         self._has_ids = has_ids
-        self._offset = offset
+        self._offset = 0
         self.clear()
 
     def clear(self) -> None:

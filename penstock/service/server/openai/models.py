@@ -4,10 +4,9 @@ from typing import Any
 
 from starlette.requests import Request
 
-from penstock.service.server.anthropic.models import anthropic_model, anthropic_models
+from penstock.service.server.anthropic.routes import anthropic_model, anthropic_models
 from penstock.service.server.front import Front
 from penstock.service.server.http.answer import Json
-from penstock.service.server.http.faults import ApiError, ErrorKind
 from penstock.service.server.pool.resident import Residency, Resident
 from penstock.service.server.served import AdaptedModel, ServedModel, loading
 
@@ -32,20 +31,11 @@ async def list_models(request: Request) -> Json:
 
 async def show_model(request: Request) -> Json:
     front: Front = request.app.state.front
-    model = named_model(front, request.path_params["name"])
+    name = request.path_params["name"]
+    model = next((one for one in front.models.known if one.name == name), None)
+    if model is None:
+        raise front.models.unknown(name)
     return Json(anthropic_model(model) if request.headers.get("anthropic-version") else model_value(model))
-
-
-def named_model(front: Front, name: str) -> ServedModel:
-    known = front.models.known
-    if not known:
-        raise loading()
-    for model in known:
-        if model.name == name:
-            return model
-    there = ", ".join(repr(model.name) for model in known[:20])
-    message = f"the model {name[:80]!r} is not served here; it is {there}"
-    raise ApiError(ErrorKind.NOT_FOUND, message, param="model", code="model_not_found")
 
 
 def model_value(model: ServedModel) -> dict[str, Any]:

@@ -22,13 +22,7 @@ TokenIds = Annotated[list[TokenId], Meta(max_length=2_000_000)]
 Name = Annotated[str, Meta(max_length=512)]
 Stop = str | Annotated[list[str], Meta(max_length=16)]
 Choices = Annotated[list[str], Meta(min_length=1, max_length=10_000)]
-Prompt = (
-    str
-    | Annotated[
-        list[str | Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)] | list[Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)]]],
-        Meta(max_length=2_000_000),
-    ]
-)
+Prompt = str | Annotated[list[str | TokenId | list[TokenId]], Meta(max_length=2_000_000)]
 
 
 class StreamOptions(Struct):

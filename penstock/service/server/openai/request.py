@@ -4,7 +4,6 @@ import re
 from dataclasses import replace
 from typing import Any, Protocol
 
-from penstock.service.server.dialect import AnswerEncoder
 from penstock.service.server.generation import (
     Beams,
     CacheHints,
@@ -18,9 +17,7 @@ from penstock.service.server.generation import (
     ToolCall,
     reasoning_variables,
 )
-from penstock.service.server.http.faults import invalid, unsupported
-from penstock.service.server.names import OPENAI_NAMES, checked_name
-from penstock.service.server.openai.best import BestOf
+from penstock.service.server.http.faults import OPENAI_NAMES, checked_name, invalid, unsupported
 from penstock.service.server.openai.forms import output_form
 from penstock.service.server.openai.protocol import (
     ChatBody,
@@ -147,7 +144,7 @@ def sampling_options(
         allowed_token_ids=body.allowed_token_ids,
         seed=body.seed,
         n=body.n,
-        best_of=_best_of(body),
+        best_of=best_of(body),
         beams=_beams(body),
         bad_words=tuple(body.bad_words or ()),
         max_tokens=max_tokens,
@@ -162,7 +159,7 @@ def sampling_options(
     )
 
 
-def _best_of(body: Sampling) -> int | None:
+def best_of(body: Sampling) -> int | None:
     """More than are told; None where there is nothing to choose. For a beam search it is another word for its width."""
     if body.best_of is not None and body.best_of < (body.n or 1):
         raise invalid(f"best_of is {body.best_of}, fewer than n; raise it", "best_of")
@@ -179,14 +176,6 @@ def _beams(body: Sampling) -> Beams | None:
     if width < (body.n or 1):
         raise invalid(f"beam_width is {width}, fewer than n; raise it", "beam_width")
     return Beams(width, 1.0 if body.length_penalty is None else body.length_penalty)
-
-
-def with_best(encoder: AnswerEncoder, body: Sampling, num_logprobs: int | None) -> AnswerEncoder:
-    """The encoder, told the likeliest answers alone where more are drawn."""
-    best_of = _best_of(body)
-    if best_of is None:
-        return encoder
-    return BestOf(encoder, best_of, body.n or 1, shows_logprobs=num_logprobs is not None)
 
 
 def prediction_of(body: ChatBody) -> str:

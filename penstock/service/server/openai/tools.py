@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.service.server.generation import Tool, ToolChoice
-from penstock.service.server.http.faults import invalid, unsupported
-from penstock.service.server.names import OPENAI_NAMES, checked_name
+from penstock.service.server.http.faults import OPENAI_NAMES, checked_name, invalid, unsupported
 from penstock.service.server.openai.protocol import ChatBody
 
 

@@ -11,7 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from penstock.service.server.dialect import Dialect, Progress
 from penstock.service.server.generation import Delivery
-from penstock.service.server.http.connection import exchange_of
+from penstock.service.server.http.connection import exchange_of, until_gone
 from penstock.service.server.http.relay import relayed_of
 
 PROGRESS_S = 0.5
@@ -21,7 +21,7 @@ PING_S = 10.0
 async def hold(request: Request, ready: Awaitable[None], delivery: Delivery, progress: Callable[[], Progress]) -> None:
     """Wait with the client. Raises what `ready` does, or ClientDisconnect."""
     waiting = asyncio.ensure_future(ready)
-    gone = asyncio.ensure_future(_until_gone(request))
+    gone = asyncio.ensure_future(until_gone(request.receive))
     tells = delivery.is_stream and relayed_of(request) is None  # a router waits by itself, and may ask another
     pause_s = PROGRESS_S if delivery.reports_progress else PING_S
     is_begun = False
@@ -50,8 +50,3 @@ async def _tell(request: Request, progress: Progress, delivery: Delivery, *, is_
     data = dialect.progress(progress) if delivery.reports_progress else dialect.comment(progress)
     if data:
         await send({"type": "http.response.body", "body": data, "more_body": True})
-
-
-async def _until_gone(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass

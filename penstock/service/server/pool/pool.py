@@ -22,14 +22,10 @@ from penstock.errors import CapacityError, ModelFileError, PenstockError
 from penstock.metrics.exposition import Metric
 from penstock.service.server.dialect import Progress
 from penstock.service.server.http.faults import ApiError
-from penstock.service.server.pool.debts import SwitchDebts
-from penstock.service.server.pool.loads import ModelLoads
-from penstock.service.server.pool.memory import taken_bytes
-from penstock.service.server.pool.meters import PoolMeters
-from penstock.service.server.pool.model import PooledModel
-from penstock.service.server.pool.policy import can_ever_fit, decide
+from penstock.service.server.pool.loads import ModelLoads, PooledModel, taken_bytes
+from penstock.service.server.pool.policy import SwitchDebts, can_ever_fit, decide
 from penstock.service.server.pool.refusals import MIB, crowded, load_failed, not_yet, reason_of, stopping, too_large
-from penstock.service.server.pool.resident import Residency, Resident
+from penstock.service.server.pool.resident import PoolMeters, Residency, Resident
 from penstock.service.server.threads import on_daemon_thread
 
 LOGGER = logging.getLogger(__name__)

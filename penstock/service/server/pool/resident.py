@@ -1,8 +1,11 @@
-"""Where one of several models stands. Written by the pool alone; a value for everybody else."""
+"""Where one of several models stands, written by the pool alone and a value for everybody else; and what is counted of it."""
 
 import math
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
+
+from penstock.metrics.exposition import DURATION_BUCKETS, Buckets, Counter, Gauge, Metric
 
 
 class Residency(StrEnum):
@@ -59,8 +62,6 @@ class Resident:
     measured_bytes: int | None = None
     phase: str = ""
     """Of one that is loading: what it does now."""
-    fraction: float | None = None
-    """Of one that is loading: how far it is, by how long it took before."""
     load_start_s: float = 0.0
     load_s: float | None = None
     """How long it took to load."""
@@ -106,3 +107,32 @@ class Resident:
 
     def wants_load(self, now: float) -> bool:
         return self.is_checked and self.is_wanted(now)
+
+
+class PoolMeters:
+    """Of one model."""
+
+    def __init__(self, resident: Resident) -> None:
+        self.loads = Counter("penstock_model_loads", "Times the model was loaded")
+        self.failures = Counter("penstock_model_load_failures", "Loads that failed")
+        self.unloads = Counter("penstock_model_evictions", "Times the model was unloaded, by why")
+        self.load_s = Buckets("penstock_model_load_seconds", "Seconds a load takes", DURATION_BUCKETS)
+        self._resident = resident
+
+    @property
+    def metrics(self) -> list[Metric]:
+        resident = self._resident
+        state = "penstock_model_state", "1 for the state that a model is in"
+        states = [Gauge(*state, partial(_is_in, resident, one), (("state", one.value),)) for one in Residency]
+        gauges = [
+            Gauge(
+                "penstock_model_bytes", "Memory that a model takes", lambda: resident.num_bytes * resident.is_in_memory
+            ),
+            Gauge("penstock_model_requests", "Requests that have the model", lambda: resident.num_uses),
+            Gauge("penstock_model_requests_waiting", "Requests that wait for a load", lambda: resident.num_waiting),
+        ]
+        return [*states, *gauges, self.loads, self.failures, self.unloads, self.load_s]
+
+
+def _is_in(resident: Resident, state: Residency) -> float:
+    return float(resident.state is state)

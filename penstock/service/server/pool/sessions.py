@@ -6,13 +6,13 @@ from typing import Annotated, Any, Literal
 import msgspec
 from starlette.requests import Request
 
-from penstock.service.server.front import Front
+from penstock.service.server.front import Front, body_of, check_admin
 from penstock.service.server.http.answer import Json
-from penstock.service.server.http.connection import exchange_of
-from penstock.service.server.http.faults import ApiError, ErrorKind, invalid
+from penstock.service.server.http.faults import invalid
 
 ORDER_S = 120.0
 MAX_PIN_S = 24 * 3600.0
+REFUSAL = "sessions of all tenants are an admin's to see; send an --admin-key"
 
 
 class SessionBody(msgspec.Struct):
@@ -22,30 +22,21 @@ class SessionBody(msgspec.Struct):
 
 
 async def list_sessions(request: Request) -> Json:
-    return Json(await _order(_front(request), "list"))
+    check_admin(request, REFUSAL)
+    return Json(await _order(request, "list"))
 
 
 async def order_session(request: Request) -> Json:
-    front = _front(request)
-    body, _ = await front.bodies.read(request, SessionBody, {})
-    return Json(await _order(front, body.action, body.session, body.seconds))
+    check_admin(request, REFUSAL)
+    body = await body_of(request, SessionBody)
+    return Json(await _order(request, body.action, body.session, body.seconds))
 
 
-async def _order(front: Front, action: str, name: str = "", seconds: float = 0.0) -> dict[str, Any]:
+async def _order(request: Request, action: str, name: str = "", seconds: float = 0.0) -> dict[str, Any]:
+    front: Front = request.app.state.front
     async with asyncio.timeout(ORDER_S):
         answer = await front.models.first.client.order_cache(action, name, seconds)
     if answer.error:
         raise invalid(answer.error, "session")
     value: dict[str, Any] = {"sessions": [one._asdict() for one in answer.sessions]}
     return value | ({"file": answer.file} if answer.file else {})
-
-
-def _front(request: Request) -> Front:
-    front: Front = request.app.state.front
-    if front.config.is_keyed and not exchange_of(request.scope).is_admin:
-        raise ApiError(
-            ErrorKind.PERMISSION,
-            "sessions of all tenants are an admin's to see; send an --admin-key",
-            code="admin_only",
-        )
-    return front

@@ -71,10 +71,6 @@ class BackgroundResponses:
         self._gate = asyncio.Semaphore(MAX_RUNNING)
         self._is_stopping = False
 
-    @property
-    def num_running(self) -> int:
-        return len(self._tasks)
-
     def log_of(self, response_id: str) -> EventLog | None:
         return self._logs.get(response_id)
 

@@ -7,79 +7,75 @@ from typing import Any
 import msgspec
 from starlette.requests import Request
 
-from penstock.service.server.front import tenant_of
+from penstock.service.edge.paging import page_of
+from penstock.service.server.front import body_of, tenant_of
 from penstock.service.server.http.answer import Json
 from penstock.service.server.http.relay import random_hex
 from penstock.service.server.responses.items import input_items
+from penstock.service.server.responses.kept import KeptResponses
 from penstock.service.server.responses.protocol import ConversationBody, ConversationItemsBody, Item
-from penstock.service.server.responses.routes import page_of
-from penstock.service.server.responses.service import Responses
+from penstock.service.server.responses.routes import Responses
 from penstock.service.store.responses import ConversationRow
 
 
 async def create_conversation(request: Request) -> Json:
     service: Responses = request.app.state.responses
-    body, _ = await service.front.bodies.read(request, ConversationBody, {})
+    body = await body_of(request, ConversationBody)
     row = ConversationRow(f"conv_{random_hex()}", tenant_of(request), int(time.time()), _text(body.metadata))
     await service.kept.put_conversation(row, input_items(body.items or []))
     return Json(_value(row))
 
 
 async def retrieve_conversation(request: Request) -> Json:
-    service: Responses = request.app.state.responses
-    return Json(_value(await _conversation(service, request)))
+    _, row = await _conversation(request)
+    return Json(_value(row))
 
 
 async def update_conversation(request: Request) -> Json:
-    service: Responses = request.app.state.responses
-    row = await _conversation(service, request)
-    body, _ = await service.front.bodies.read(request, ConversationBody, {})
+    kept, row = await _conversation(request)
+    body = await body_of(request, ConversationBody)
     row = row._replace(metadata=_text(body.metadata))
-    await service.kept.put_conversation(row)
+    await kept.put_conversation(row)
     return Json(_value(row))
 
 
 async def delete_conversation(request: Request) -> Json:
-    service: Responses = request.app.state.responses
-    row = await _conversation(service, request)
-    await service.kept.delete_conversation(row.id)
+    kept, row = await _conversation(request)
+    await kept.delete_conversation(row.id)
     return Json({"id": row.id, "object": "conversation.deleted", "deleted": True})
 
 
 async def list_items(request: Request) -> Json:
-    service: Responses = request.app.state.responses
-    row = await _conversation(service, request)
-    return Json(page_of(await service.kept.items(row.id), request))
+    kept, row = await _conversation(request)
+    return Json(page_of((await kept.items(row.id))[::-1], request.query_params))
 
 
 async def add_items(request: Request) -> Json:
-    service: Responses = request.app.state.responses
-    row = await _conversation(service, request)
-    body, _ = await service.front.bodies.read(request, ConversationItemsBody, {})
+    kept, row = await _conversation(request)
+    body = await body_of(request, ConversationItemsBody)
     items = input_items(body.items)
-    await asyncio.wrap_future(service.kept.add_items(row.id, items))
+    await asyncio.wrap_future(kept.add_items(row.id, items))
     return Json(_list(items))
 
 
 async def retrieve_item(request: Request) -> Json:
-    service: Responses = request.app.state.responses
-    row = await _conversation(service, request)
+    kept, row = await _conversation(request)
     name = request.path_params["item"]
-    found = [item for item in await service.kept.items(row.id) if item["id"] == name]
+    found = [item for item in await kept.items(row.id) if item["id"] == name]
     if not found:
-        await service.kept.delete_item(row.id, name)  # says that it is not there
+        await kept.delete_item(row.id, name)  # says that it is not there
     return Json(found[0])
 
 
 async def delete_item(request: Request) -> Json:
-    service: Responses = request.app.state.responses
-    row = await _conversation(service, request)
-    await service.kept.delete_item(row.id, request.path_params["item"])
+    kept, row = await _conversation(request)
+    await kept.delete_item(row.id, request.path_params["item"])
     return Json(_value(row))
 
 
-async def _conversation(service: Responses, request: Request) -> ConversationRow:
-    return await service.kept.conversation(request.path_params["id"], tenant_of(request))
+async def _conversation(request: Request) -> tuple[KeptResponses, ConversationRow]:
+    service: Responses = request.app.state.responses
+    return service.kept, await service.kept.conversation(request.path_params["id"], tenant_of(request))
 
 
 def _value(row: ConversationRow) -> dict[str, Any]:

@@ -41,7 +41,7 @@ class ResponseEncoder:
 
     dialect = DIALECT
 
-    def __init__(self, head: Fields, tokenizer: Tokenizer, *, num_top: int | None, on_end: OnEnd | None = None) -> None:
+    def __init__(self, head: Fields, tokenizer: Tokenizer, *, num_top: int | None, on_end: OnEnd) -> None:
         self.head = head
         self.output: list[Fields] = []
         self.num_events = 0
@@ -59,9 +59,8 @@ class ResponseEncoder:
         """Keep the response before its client hears that it is over."""
         parts: list[bytes] = []
         response = self._finished(call, parts)
-        writing = self._on_end(response) if self._on_end is not None else []
         try:
-            for one in writing:
+            for one in self._on_end(response):
                 await asyncio.wrap_future(one)
         except StoreError as error:
             response |= {"store": False, "store_error": {"code": "storage_unavailable", "message": str(error)}}
@@ -86,7 +85,7 @@ class ResponseEncoder:
         if self._ended is None:
             parts: list[bytes] = []
             response = self._finished(call, parts)
-            self._end(response)
+            self._on_end(response)
         else:
             parts, response = self._ended
         name = "response.incomplete" if response["status"] == "incomplete" else "response.completed"
@@ -100,7 +99,7 @@ class ResponseEncoder:
         """The response of a call that broke off."""
         code = error.code if error.status < 500 and error.code else "server_error"
         response = self.response("failed") | {"error": {"code": code, "message": error.message}}
-        self._end(response)
+        self._on_end(response)
         return response
 
     def keep(self, pieces: Sequence[Piece]) -> None:
@@ -110,7 +109,7 @@ class ResponseEncoder:
         if self._ended is not None:
             return self._ended[1]
         response = self._finished(call, [])
-        self._end(response)
+        self._on_end(response)
         return response
 
     def response(self, status: str) -> Fields:
@@ -132,10 +131,6 @@ class ResponseEncoder:
             response["incomplete_details"] = {"reason": "max_output_tokens"}
         response["completed_at"] = None if is_cut else int(time.time())
         return response
-
-    def _end(self, response: Fields) -> None:
-        if self._on_end is not None:
-            self._on_end(response)
 
     def _take(self, segment: Segment, logprobs: list[Fields], parts: list[bytes]) -> None:
         match segment:

@@ -3,23 +3,21 @@
 What has been handed to the database is found at once, also while it is still being written.
 """
 
-import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
 from penstock.service.server.http.faults import ApiError, ErrorKind
 from penstock.service.server.responses.protocol import Item
 from penstock.service.store import responses as tables
-from penstock.service.store.database import Database, Transaction
+from penstock.service.store.database import Database, Transaction, reading, writing
 from penstock.service.store.responses import ConversationRow, ResponseRow
 
 LOGGER = logging.getLogger(__name__)
-T = TypeVar("T")
 
 Fields = dict[str, Any]
 
@@ -50,22 +48,21 @@ class KeptResponses:
     async def get(self, response_id: str, tenant: str) -> ResponseRow:
         row = self._unwritten.get((tenant, response_id))
         if row is None:
-            row = await self._read(lambda transaction: tables.response_of(transaction, response_id, tenant))
+            row = await reading(self._database, tables.response_of, response_id, tenant)
         if row is None:
             raise _missing("response", response_id)
         return row
 
     async def delete(self, response_id: str, tenant: str) -> None:
-        if not await self._write(lambda transaction: tables.delete_response(transaction, response_id, tenant)):
+        if not await writing(self._database, tables.delete_response, response_id, tenant):
             raise _missing("response", response_id)
 
     async def unfinished(self) -> list[ResponseRow]:
         """Background responses that an earlier run did not end."""
-        return await self._read(tables.unfinished_responses)
+        return await reading(self._database, tables.unfinished_responses)
 
     async def forget(self, max_age_s: float) -> None:
-        before_s = time.time() - max_age_s
-        await self._write(lambda transaction: tables.forget_responses(transaction, before_s))
+        await writing(self._database, tables.forget_responses, time.time() - max_age_s)
 
     # Conversations
 
@@ -74,33 +71,27 @@ class KeptResponses:
             tables.put_conversation(transaction, row)
             tables.add_items(transaction, row.id, _values(items))
 
-        await self._write(work)
+        await writing(self._database, work)
 
     async def conversation(self, conversation_id: str, tenant: str) -> ConversationRow:
-        row = await self._read(lambda transaction: tables.conversation_of(transaction, conversation_id, tenant))
+        row = await reading(self._database, tables.conversation_of, conversation_id, tenant)
         if row is None:
             raise _missing("conversation", conversation_id)
         return row
 
     async def delete_conversation(self, conversation_id: str) -> None:
-        await self._write(lambda transaction: tables.delete_conversation(transaction, conversation_id))
+        await writing(self._database, tables.delete_conversation, conversation_id)
 
     async def items(self, conversation_id: str) -> list[Item]:
-        texts = await self._write(lambda transaction: tables.items_of(transaction, conversation_id))
+        texts = await writing(self._database, tables.items_of, conversation_id)
         return [msgspec.json.decode(text) for text in texts]
 
     def add_items(self, conversation_id: str, items: Sequence[Item]) -> "Future[None]":
         return self._database.write(lambda transaction: tables.add_items(transaction, conversation_id, _values(items)))
 
     async def delete_item(self, conversation_id: str, item_id: str) -> None:
-        if not await self._write(lambda transaction: tables.delete_item(transaction, conversation_id, item_id)):
+        if not await writing(self._database, tables.delete_item, conversation_id, item_id):
             raise _missing("item", item_id)
-
-    async def _read(self, work: Callable[[Transaction], T]) -> T:
-        return await asyncio.wrap_future(self._database.read(work))
-
-    async def _write(self, work: Callable[[Transaction], T]) -> T:
-        return await asyncio.wrap_future(self._database.write(work))
 
     def _written(self, row: ResponseRow, done: "Future[None]") -> None:
         if self._unwritten.get((row.tenant, row.id)) is row:

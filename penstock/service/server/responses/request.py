@@ -14,14 +14,12 @@ from penstock.service.server.generation import (
     ToolChoice,
     reasoning_variables,
 )
-from penstock.service.server.http.faults import invalid, unsupported
-from penstock.service.server.names import OPENAI_NAMES, checked_name
-from penstock.service.server.openai.request import cache_hints
+from penstock.service.server.http.faults import OPENAI_NAMES, checked_name, invalid, unsupported
+from penstock.service.server.openai.request import TIER_PRIORITY, cache_hints
 from penstock.service.server.openai.tools import tool_choice_of
 from penstock.service.server.responses.items import messages_of
 from penstock.service.server.responses.protocol import FunctionTool, InputBody, Item, ResponseBody
 
-TIER_PRIORITY = {"priority": 1, "fast": 1}
 LOGPROBS = "message.output_text.logprobs"
 
 

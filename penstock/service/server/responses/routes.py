@@ -4,28 +4,46 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import msgspec
 from starlette.requests import Request
 
-from penstock.service.server.front import Begun, Counted, Prepared, tenant_of
+from penstock.service.edge.paging import page_of
+from penstock.service.server.front import Begun, Counted, Front, Prepared, tenant_of
 from penstock.service.server.generation import Caller, Delivery
 from penstock.service.server.http.answer import Json, Send
 from penstock.service.server.http.faults import ApiError, invalid
+from penstock.service.server.http.relay import random_hex
 from penstock.service.server.http.sse import HEADERS
+from penstock.service.server.jobs.bills import Bills
 from penstock.service.server.prepare import prepare, prompt_of_chat
-from penstock.service.server.responses.background import EventLog
+from penstock.service.server.responses.background import BackgroundResponses, EventLog
 from penstock.service.server.responses.encoder import ResponseEncoder
 from penstock.service.server.responses.items import input_items
-from penstock.service.server.responses.kept import Fields
+from penstock.service.server.responses.kept import Fields, KeptResponses
 from penstock.service.server.responses.protocol import REFUSED, InputBody, Item, ResponseBody
 from penstock.service.server.responses.request import chat_of, generation_of, num_top_of
-from penstock.service.server.responses.service import Responses, new_response_id
 from penstock.service.server.served import ServedModel
+from penstock.service.store.database import Database
 
-DEFAULT_LIMIT = 20
+
+@dataclass(frozen=True, slots=True)
+class Responses:
+    front: Front
+    kept: KeptResponses
+    background: BackgroundResponses
+    bills: Bills
+
+
+def make_responses(front: Front, database: Database) -> Responses:
+    return Responses(front, KeptResponses(database), BackgroundResponses(front), Bills(database))
+
+
+def new_response_id() -> str:
+    return f"resp_{random_hex()}"
 
 
 async def create_response(request: Request) -> "Counted | Json | Followed":
@@ -243,7 +261,7 @@ async def cancel_response(request: Request) -> Json:
 async def list_input_items(request: Request) -> Json:
     service: Responses = request.app.state.responses
     row = await service.kept.get(request.path_params["id"], tenant_of(request))
-    return Json(page_of(msgspec.json.decode(row.input), request))
+    return Json(page_of(msgspec.json.decode(row.input)[::-1], request.query_params))
 
 
 async def count_input_tokens(request: Request) -> Json:
@@ -252,26 +270,3 @@ async def count_input_tokens(request: Request) -> Json:
     items = await all_items(service, begun.body, begun.caller.tenant)
     prompt = await prompt_of_chat(begun.model, chat_of(begun.body, items))
     return Json({"object": "response.input_tokens", "input_tokens": len(prompt.token_ids)})
-
-
-def page_of(items: list[Item], request: Request) -> Fields:
-    """A part of a list, newest first unless asked otherwise."""
-    query = request.query_params
-    limit = query.get("limit", str(DEFAULT_LIMIT))
-    if not limit.isdecimal() or not 1 <= int(limit[:9]) <= 100:
-        raise invalid("limit must be a number from 1 to 100", "limit")
-    ordered = items if query.get("order") == "asc" else items[::-1]
-    after = query.get("after")
-    if after is not None:
-        places = [place for place, item in enumerate(ordered) if item["id"] == after]
-        if not places:
-            raise invalid(f"after names {after[:80]!r}, which is not in the list", "after")
-        ordered = ordered[places[0] + 1 :]
-    data = ordered[: int(limit)]
-    return {
-        "object": "list",
-        "data": data,
-        "first_id": data[0]["id"] if data else "",
-        "last_id": data[-1]["id"] if data else "",
-        "has_more": len(data) < len(ordered),
-    }

@@ -3,13 +3,14 @@
 import math
 import time
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Annotated, Any
 
 import msgspec
 from starlette.requests import Request
 
 from penstock.runtime.models.catalog import CONFIGS
-from penstock.service.server.front import Front
+from penstock.service.server.front import Front, body_of
 from penstock.service.server.http.answer import Json
 from penstock.service.server.http.connection import exchange_of
 from penstock.service.server.http.faults import ApiError, ErrorKind, busy, invalid
@@ -17,7 +18,7 @@ from penstock.service.server.pool.resident import Residency
 from penstock.service.server.served import ServedModel
 from penstock.service.server.ui.flags import words_of
 from penstock.service.server.ui.ledger import RequestRecord
-from penstock.service.server.ui.live import MAX_READERS, summary
+from penstock.service.server.ui.live import MAX_READERS, LiveView, summary
 from penstock.service.server.ui.pages import Pages
 from penstock.service.server.ui.stream import EventAnswer
 from penstock.service.server.ui.tools import Tools
@@ -79,6 +80,11 @@ def _model(request: Request) -> ServedModel:
     return _front(request).models.find(request.query_params.get("model"))
 
 
+def _live(request: Request) -> LiveView:
+    pages: Pages = request.app.state.pages
+    return pages.live(_model(request))
+
+
 def sees_all(request: Request) -> bool:
     """Where there are no keys everybody may look; else those with an admin key."""
     return not _front(request).config.is_keyed or exchange_of(request.scope).is_admin
@@ -130,8 +136,8 @@ async def events(request: Request) -> EventAnswer:
     """The dashboard's stream, some times a second."""
     pages: Pages = request.app.state.pages
     model, tenant, refusals, power = _model(request), _tenant(request), pages.refusals, pages.power
-    live, adapters = model.live, _front(request).models.adapters
-    is_based = adapters is not None and live is _front(request).models.first.live
+    live, adapters = pages.live(model), _front(request).models.adapters
+    is_based = adapters is not None and model.client is _front(request).models.first.client
     if live.num_readers >= MAX_READERS:
         raise busy("many pages watch already; close one", 5)
 
@@ -163,7 +169,7 @@ def _word(model: ServedModel, pool: dict[str, Any] | None) -> None:
 
 def _record(request: Request) -> RequestRecord:
     name, tenant = request.path_params["name"], _tenant(request)
-    record = _model(request).live.ledger.find(name)
+    record = _live(request).ledger.find(name)
     if record is None or (tenant is not None and record.tenant != tenant):
         raise ApiError(
             ErrorKind.NOT_FOUND,
@@ -175,7 +181,7 @@ def _record(request: Request) -> RequestRecord:
 
 async def show_request(request: Request) -> Json:
     model = _model(request)
-    found = waterfall(_record(request), tuple(model.live.steps), time.monotonic())
+    found = waterfall(_record(request), tuple(_live(request).steps), time.monotonic())
     differs = found["differs"]
     if differs is not None and sees_all(request) and model.is_open:
         found["differs_text"] = [model.tokenizer.decode([token_id]) for token_id in differs[1:]]
@@ -183,9 +189,9 @@ async def show_request(request: Request) -> Json:
 
 
 async def cancel_request(request: Request) -> Json:
-    await _front(request).bodies.read(request, EmptyBody, {})
+    await body_of(request, EmptyBody)
     record = _record(request)
-    call = _model(request).live.ledger.calls.get(record.request_id)
+    call = _live(request).ledger.calls.get(record.request_id)
     if call is not None:
         call.cancel()
         call.abort()
@@ -193,29 +199,26 @@ async def cancel_request(request: Request) -> Json:
 
 
 async def list_requests(request: Request) -> Json:
-    ledger, tenant = _model(request).live.ledger, _tenant(request)
+    ledger, tenant = _live(request).ledger, _tenant(request)
     records = [*ledger.open.values(), *reversed(ledger.ended)]
     return Json({"requests": [summary(one) for one in records if tenant is None or one.tenant == tenant]})
 
 
+async def _progress(request: Request, lane: str, task: dict[str, Any]) -> AsyncIterator[tuple[str, Any]]:
+    async for line in _tools(request).run(_client(request), lane, task):
+        name = "result" if "result" in line else "progress"
+        yield name, line[name]
+
+
 async def simulate(request: Request) -> EventAnswer:
     """Progress as it goes, then the result."""
-    front = _front(request)
-    body, _ = await front.bodies.read(request, ToolBody, {})
-    words, client = words_of("simulate", body.flags), _client(request)
-    task = {"task": "simulate", "words": words, "frames": body.frames}
-
-    async def source() -> AsyncIterator[tuple[str, Any]]:
-        async for line in _tools(request).run(client, f"simulate {body.lane}", task):
-            name = "result" if "result" in line else "progress"
-            yield name, line[name]
-
-    return EventAnswer(source)
+    body = await body_of(request, ToolBody)
+    task = {"task": "simulate", "words": words_of("simulate", body.flags), "frames": body.frames}
+    return EventAnswer(partial(_progress, request, f"simulate {body.lane}", task))
 
 
 async def plan(request: Request) -> Json:
-    front = _front(request)
-    body, _ = await front.bodies.read(request, ToolBody, {})
+    body = await body_of(request, ToolBody)
     flags = dict(body.flags)
     model = flags.pop("model", "llama-3.1-8b")
     if model not in CONFIGS:
@@ -226,32 +229,23 @@ async def plan(request: Request) -> Json:
 
 async def bench(request: Request) -> EventAnswer:
     """This very server over its own socket, or one that the operator named: how it comes along, then the report."""
-    front = _front(request)
-    body, _ = await front.bodies.read(request, BenchBody, {})
-    client = _client(request)
+    body = await body_of(request, BenchBody)
     if not body.target:
         host, port = request.scope["server"]
         address = f"{request.scope['scheme']}://{'[' + host + ']' if ':' in host else host}:{port}"
         key = request.headers.get("authorization", "").partition(" ")[2]
-    elif body.target in front.config.bench_target:
+    elif body.target in _front(request).config.bench_target:
         address, key = body.target, body.key
     else:
         message = "pages may load this server and those named by bench-target; that one is neither"
         raise ApiError(ErrorKind.PERMISSION, message, param="target", code="target_not_allowed")
     task = {"task": "bench", "words": [address, *words_of("bench", body.flags)], "key": key}
-
-    async def source() -> AsyncIterator[tuple[str, Any]]:
-        async for line in _tools(request).run(client, f"bench {body.lane}", task):
-            name = "result" if "result" in line else "progress"
-            yield name, line[name]
-
-    return EventAnswer(source)
+    return EventAnswer(partial(_progress, request, f"bench {body.lane}", task))
 
 
 async def blocks(request: Request) -> Json:
     """The same sequences in reservations and in a real pool's blocks."""
-    front = _front(request)
-    body, _ = await front.bodies.read(request, BlocksBody, {})
+    body = await body_of(request, BlocksBody)
     task = {"task": "blocks", "inputs": msgspec.structs.asdict(body)}
     return Json(await _tools(request).result(_client(request), "blocks", task))
 
@@ -259,7 +253,7 @@ async def blocks(request: Request) -> Json:
 async def show_block(request: Request) -> Json:
     """Who holds a block of the KV cache, and what it begins with."""
     model, name = _model(request), request.path_params["number"]
-    found = model.live.block(int(name), _tenant(request)) if name.isdecimal() and len(name) < 10 else None
+    found = _live(request).block(int(name), _tenant(request)) if name.isdecimal() and len(name) < 10 else None
     if found is None:
         message = "no such block is known: they are seen while a page watches"
         raise ApiError(ErrorKind.NOT_FOUND, message, code="block_not_found")
@@ -338,7 +332,7 @@ async def prefixes(request: Request) -> Json:
 async def machine(request: Request) -> Json:
     """What this machine reaches; measured, some seconds long, when first asked for. Null if it is not known and may not be."""
     front, client = _front(request), _client(request)
-    body, _ = await front.bodies.read(request, MachineBody, {})
+    body = await body_of(request, MachineBody)
     known = await _tools(request).result(client, "machine", {"task": "machine", "measures": False})
     if known is not None or not body.measures:
         return Json(known)
@@ -349,7 +343,7 @@ async def machine(request: Request) -> Json:
 async def profile(request: Request) -> Json:
     """What `penstock profile step --json` prints of the model that is served, by a process of its own beside this one."""
     front, model = _front(request), _model(request)
-    body, _ = await front.bodies.read(request, ToolBody, {})
+    body = await body_of(request, ToolBody)
     words, config = words_of("profile", body.flags), model.client.config.model
     facts = model.client.facts
     if facts is not None and facts.device.startswith("cuda"):

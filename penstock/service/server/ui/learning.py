@@ -7,7 +7,7 @@ import msgspec
 from starlette.requests import Request
 
 from penstock.errors import ConfigError
-from penstock.service.server.front import Front
+from penstock.service.server.front import body_of
 from penstock.service.server.http.answer import Json
 from penstock.service.server.http.faults import ApiError, ErrorKind, invalid
 from penstock.tools.advise.data import load
@@ -30,8 +30,7 @@ async def list_calculators(request: Request) -> Json:
 
 
 async def run_calculator(request: Request) -> Json:
-    front: Front = request.app.state.front
-    body, _ = await front.bodies.read(request, CalculateBody, {})
+    body = await body_of(request, CalculateBody)
     name = request.path_params["name"]
     if name not in CALCULATORS:
         raise ApiError(ErrorKind.NOT_FOUND, f"there is no calculator {name[:40]!r}", code="not_found")
@@ -55,8 +54,7 @@ async def advice(request: Request) -> Json:
 
 
 async def check_settings(request: Request) -> Json:
-    front: Front = request.app.state.front
-    body, _ = await front.bodies.read(request, LintBody, {})
+    body = await body_of(request, LintBody)
     try:
         return Json({"findings": [asdict(one) for one in lint(setup_of(body.settings))]})
     except (ConfigError, TypeError, ValueError) as error:

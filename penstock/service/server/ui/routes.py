@@ -1,14 +1,29 @@
-"""The rows that the web app adds to the route table: method, path, handler, help, body."""
+"""The rows that the web app adds to the route table: method, path, handler, help, body; and its files."""
 
-from penstock.service.server.ui import files, handlers, learning
+from starlette.requests import Request
+
+from penstock.service.server.http.answer import Plain
+from penstock.service.server.http.faults import ApiError, ErrorKind
+from penstock.service.server.ui import handlers, learning
 from penstock.service.server.ui.handlers import BenchBody, BlocksBody, EmptyBody, MachineBody, ToolBody
 from penstock.service.server.ui.learning import CalculateBody, LintBody
 from penstock.service.server.ui.streams import StreamsBody, stream_chats
+from penstock.service.webfiles import web_file
+
+
+async def asset(request: Request) -> Plain:
+    """A file of the app; of `/`, the app for clients that read HTML and a line of text for all others."""
+    found = web_file(request.url.path, request.headers.get("accept", "").encode("latin-1"))
+    if found is None:
+        raise ApiError(ErrorKind.NOT_FOUND, "there is no such file; reload the page", code="not_found")
+    ((_, kind), *headers), body = found.answer(request.headers.get("accept-encoding", "").encode("latin-1"))
+    return Plain(body, kind.decode(), headers)
+
 
 ROWS = (
-    ("GET", "/", files.asset, "The web app"),
-    ("GET", "/assets/{name:path}", files.asset, "A file of the web app"),
-    ("GET", "/icon.svg", files.asset, "The web app's icon"),
+    ("GET", "/", asset, "The web app"),
+    ("GET", "/assets/{name:path}", asset, "A file of the web app"),
+    ("GET", "/icon.svg", asset, "The web app's icon"),
     ("GET", "/app/v1/about", handlers.about, "What is served, and what pages may name"),
     ("GET", "/app/v1/events", handlers.events, "What is going on, as a stream of events"),
     ("GET", "/app/v1/requests", handlers.list_requests, "Requests in progress and lately ended"),

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from penstock.service.server.http import sse
+from penstock.service.server.http.connection import until_gone
 from penstock.service.server.http.faults import ApiError
 
 PING_S = 10.0
@@ -22,7 +23,7 @@ class EventAnswer:
         self._source = source
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        gone = asyncio.create_task(_until_gone(receive))
+        gone = asyncio.create_task(until_gone(receive))
         source = self._source()
         is_begun = False
         coming: asyncio.Future[tuple[str, Any]] | None = None
@@ -67,8 +68,3 @@ async def _drop(task: "asyncio.Future[Any]") -> None:
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError, Exception):
         await task
-
-
-async def _until_gone(receive: Any) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

@@ -1,0 +1,385 @@
+"""Between the routes and the engines: the models that are served, calls in progress, and the way of a call from body to answer.
+
+A route reads a body of its own dialect, makes a `Prepared` call of it, and hands it back here.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Generic, Protocol, TypeVar
+
+from msgspec import Struct
+from starlette.requests import Request
+
+from penstock.metrics.exposition import Counter, Gauge, Metric, exposition_of_all
+from penstock.service.config import ServerConfig
+from penstock.service.server.blocks import PrefillAnswer, prefilling, prompt_blocks
+from penstock.service.server.dialect import AnswerEncoder
+from penstock.service.server.generation import WHOLE, Caller, Delivery
+from penstock.service.server.http.answer import HttpAnswer
+from penstock.service.server.http.body import BodyReader
+from penstock.service.server.http.call import Call
+from penstock.service.server.http.calls import Calls, OpenCall
+from penstock.service.server.http.connection import exchange_of
+from penstock.service.server.http.faults import ApiError, ErrorKind, busy, invalid
+from penstock.service.server.http.relay import RELAYED, check_resumed, relayed_of
+from penstock.service.server.http.trace import SpanTracer
+from penstock.service.server.jobs.bills import Bills
+from penstock.service.server.pool.hold import hold
+from penstock.service.server.pool.pool import ModelPool
+from penstock.service.server.served import ServedModel, ServedModels, loading
+
+B = TypeVar("B", bound=Struct)
+
+IGNORED_HEADER = b"x-penstock-ignored"
+DEADLINE_HEADER = "x-request-timeout-ms"
+
+
+@dataclass(frozen=True, slots=True)
+class Begun(Generic[B]):
+    """A request that was let in: its checked body, the model it is for, and who sent it."""
+
+    body: B
+    model: ServedModel
+    caller: Caller
+    ignored: tuple[str, ...]
+    """Fields of the body that nothing reads."""
+    load_s: float = 0.0
+    """How long it waited for the model to be loaded."""
+
+    @property
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """Names are a client's: what no header can hold is shown as a question mark."""
+        names = "".join(c if c.isascii() and c.isprintable() else "?" for c in ", ".join(self.ignored)[:1000])
+        return [(IGNORED_HEADER, names.encode())] if self.ignored else []
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A call that could be made, and how its answer is worded and sent."""
+
+    model: ServedModel
+    call: Call
+    encoder: AnswerEncoder
+    delivery: Delivery
+
+    @contextmanager
+    def running(self) -> Iterator[Call]:
+        """The call without a connection: begun, counted while it runs, and taken back whatever happens."""
+        call, meters = self.call, self.model.meters
+        meters.enter(call)
+        try:
+            call.start()
+            yield call
+        finally:
+            call.close()
+            meters.leave(call)
+
+    async def collect(self) -> dict[str, Any]:
+        """The whole answer, for a file. Raises Failure when a choice ends badly."""
+        with self.running() as call:
+            while not call.is_over:
+                self.encoder.keep(await call.news())
+            return self.encoder.whole(call, None)
+
+
+class CallObserver(Protocol):
+    """Told of calls that run, beside the meters: the pages that show them."""
+
+    def enter(self, model: ServedModel, call: Call, scope: Mapping[str, Any]) -> None: ...
+
+    def leave(self, model: ServedModel, call: Call) -> None: ...
+
+
+@dataclass(slots=True)
+class CallBook:
+    """Where calls that run on connections are written down: the table of open ones, observers, spans, and bills."""
+
+    calls: Calls = field(default_factory=Calls)
+    observers: list[CallObserver] = field(default_factory=list)
+    tracer: SpanTracer | None = None
+    bills: Bills | None = None
+    """Where a gateway finds what answers took that were not sent to their end."""
+
+    @contextmanager
+    def observed(self, model: ServedModel, call: Call, scope: Mapping[str, Any]) -> Iterator[None]:
+        """While the call runs, and the meters still have it."""
+        for observer in self.observers:
+            observer.enter(model, call, scope)
+        try:
+            yield
+        finally:
+            for observer in self.observers:
+                observer.leave(model, call)
+
+
+class Counted:
+    """An answer that is watched and measured while it runs."""
+
+    def __init__(self, book: CallBook, prepared: Prepared, begun: Begun[Any]) -> None:
+        model, call = prepared.model, prepared.call
+        call.reports_progress = prepared.delivery.reports_progress
+        call.load_s = begun.load_s
+        call.arrival_s -= begun.load_s  # what its client has waited is counted
+        self._book = book
+        self._prepared = prepared
+        self._caller = begun.caller
+        headers = [*model.admission.limits(begun.caller.tenant), *begun.headers]
+        times, retry_after_s = model.meters.timings, model.admission.retry_after_s
+        self._answer = HttpAnswer(call, prepared.encoder, prepared.delivery, times, retry_after_s, headers)
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        book, prepared = self._book, self._prepared
+        call, meters = prepared.call, prepared.model.meters
+        relayed = RELAYED.get()
+        if relayed is not None and relayed.asks_blocks:
+            blocks = prompt_blocks(call.prompts[0], call.parameters.salt, prepared.model.facts.block_size)
+            await blocks(scope, receive, send)
+            return
+        answer: HttpAnswer | PrefillAnswer = self._answer
+        if relayed is not None and relayed.only_prefills:
+            call = prefilling(prepared.model.client, prepared.model.tokenizer, call)
+            answer = PrefillAnswer(call)
+        elif relayed is not None and relayed.resumed is not None:
+            check_resumed(relayed.resumed, len(call.writers), prepared.model.vocab_size, prepared.model.max_context)
+        exchange_of(scope).call = call
+        book.calls.enter(OpenCall(call, send, prepared.encoder.dialect, prepared.model.admission))
+        meters.enter(call)
+        try:
+            with book.observed(prepared.model, call, scope):
+                await answer(scope, receive, send)
+        finally:
+            if not answer.is_sent and book.bills is not None:
+                book.bills.for_call(self._caller, prepared.model.known_name, call)
+            book.calls.leave(call)
+            if book.tracer is not None:
+                exchange_of(scope).timings = meters.timings(call)
+            meters.leave(call)
+
+
+class ServerCounters:
+    """Numbers of the server itself beside those its models keep."""
+
+    def __init__(self, models: ServedModels, pool: ModelPool | None, price_per_hour: float | None) -> None:
+        self.machine: Callable[[], list[Metric]] = list
+        """What the machine says of itself."""
+        self.http_responses = Counter("penstock_http_responses", "Answers sent, by route and status")
+        self._models = models
+        self._pool = pool
+        self._price_per_hour = price_per_hour
+        self._start_s = time.monotonic()
+
+    def render(self) -> str:
+        models, pool = self._models, self._pool
+        groups = [(model.meters.metrics, {"model_name": model.known_name}) for model in models]
+        first = {"model_name": models.first.known_name}
+        if models.adapters is not None:
+            groups.append((list(models.adapters.metrics()), first))
+        if pool is not None:
+            groups += [(pool.metrics(name), {"model_name": name}) for name in pool.models]
+        groups.append(([self.http_responses, *self._money()], first))
+        groups.append((self.machine(), {}))
+        return exposition_of_all(groups)
+
+    def _money(self) -> list[Metric]:
+        """What was spent since the start, and what 1,000 generated tokens came to, where an hour has a price."""
+        if self._price_per_hour is None:
+            return []
+        dollars = self._price_per_hour / 3600.0 * (time.monotonic() - self._start_s)
+        spent = Counter("penstock_cost_dollars", "Dollars spent since the start, by price-per-hour", dollars)
+        num_tokens = sum(model.meters.output_tokens.total for model in self._models)
+        each = 1000.0 * spent.total / num_tokens if num_tokens else 0.0
+        return [spent, Gauge("penstock_dollars_per_1k_tokens", "Dollars of 1,000 generated tokens", lambda: each)]
+
+
+class ServerHealth:
+    """Of the served models together. Draining begins once and has no end."""
+
+    def __init__(self, models: ServedModels, pool: ModelPool | None) -> None:
+        self.is_draining = False
+        self.at_drain: list[Callable[[], None]] = []
+        """Told when draining begins: work that is no call ends then."""
+        self._models = models
+        self._pool = pool
+
+    @property
+    def num_open(self) -> int:
+        """Calls admitted and not over, and those that wait for a model."""
+        num_waiting = 0 if self._pool is None else self._pool.num_waiting
+        return num_waiting + sum(model.admission.num_open for model in self._models)
+
+    @property
+    def is_alive(self) -> bool:
+        """Every engine has sent something lately."""
+        return all(model.is_alive for model in self._models)
+
+    @property
+    def is_silent(self) -> bool:
+        """An engine that was ready has not sent so much as a sign of life."""
+        return any(model.is_silent for model in self._models)
+
+    async def is_ready(self) -> bool:
+        """A token has come through the real path of every model lately, or comes now.
+
+        Of several that come and go one is enough, so that a wrong one takes no other down; but those that are pinned are
+        waited for, until they have been tried.
+        """
+        if self.is_draining:
+            return False
+        ready = await asyncio.gather(*(model.is_ready() for model in self._models))
+        if self._pool is None:
+            return all(ready)
+        return any(ready) and not any(one.is_pinned and one.is_untried for one in self._pool.residents)
+
+    def check_open(self) -> None:
+        """Raise the error that says why no request is taken now."""
+        if self.is_draining:
+            raise busy("the server is shutting down; send the request elsewhere", 1, code="shutting_down")
+        if self._pool is None and not any(model.is_open for model in self._models):
+            raise loading()
+
+    async def drain(self, timeout_s: float) -> None:
+        """Let calls in progress end; no new ones come in."""
+        self.is_draining = True
+        for told in self.at_drain:
+            told()
+        deadline_s = time.monotonic() + timeout_s
+        while self.num_open and time.monotonic() < deadline_s:
+            await asyncio.sleep(0.02)
+
+
+class Front:
+    """Shared by all requests. Lives on one event loop."""
+
+    def __init__(self, models: ServedModels, config: ServerConfig, version: str, pool: ModelPool | None = None) -> None:
+        """`pool` loads and unloads the models; without one they are there all the time."""
+        self.models = models
+        self.pool = pool
+        self.config = config
+        self.version = version
+        self.fingerprint = f"penstock-{version}"
+        self.bodies = BodyReader(config, models.max_context)
+        self.health = ServerHealth(models, pool)
+        self.counters = ServerCounters(models, pool, config.price_per_hour)
+        self.book = CallBook()
+
+    async def begin(
+        self,
+        request: Request,
+        type_: type[B],
+        refused: Mapping[str, str],
+        delivery_of: Callable[[B], Delivery] = lambda _: WHOLE,
+    ) -> Begun[B]:
+        """Read a request for work that there is room for, and have its model ready."""
+        self.health.check_open()
+        caller = caller_of(request)
+        if self.models.only is not None and self.pool is None:  # refused before a byte of the body is read
+            self.models.only.admission.check(caller.tenant)
+        body, ignored = await self.bodies.read(request, type_, refused)
+        exchange_of(request.scope).read_s = read_s = time.monotonic()
+        model = self.models.find(getattr(body, "model", None))
+        if self.pool is None:
+            self._enter(request, model, caller.tenant)  # once the body is here, not while it trickles in
+            return Begun(body, model, caller, ignored)
+        delivery = delivery_of(body)
+        if not delivery.is_unload:
+            await self._load(request, self.pool, model, delivery, caller)
+        return Begun(body, model, caller, ignored, time.monotonic() - read_s)
+
+    async def _load(
+        self, request: Request, pool: ModelPool, model: ServedModel, delivery: Delivery, caller: Caller
+    ) -> None:
+        """Have the model until the request is over."""
+        resident = model.resident
+        if resident is None:
+            return
+        if resident.is_open:
+            await pool.acquire(resident, tenant=caller.tenant)
+        else:
+            timeout_s = None if caller.deadline_ms is None else caller.deadline_ms / 1000
+            await hold(
+                request,
+                pool.acquire(resident, timeout_s, tenant=caller.tenant),
+                delivery,
+                partial(pool.progress, resident),
+            )
+        with ExitStack() as stack:
+            stack.callback(pool.release, resident, delivery.keep_alive_s if self.may_unload(request) else None)
+            self._enter(request, model, caller.tenant)
+            exchange = exchange_of(request.scope)
+            if exchange.leave is not None:
+                stack.callback(exchange.leave)
+            exchange.leave = stack.pop_all().close
+
+    def may_unload(self, request: Request) -> bool:
+        """How long a model stays is a client's to say where there is one key at most, and otherwise an admin's."""
+        is_alone = len(self.config.keys) < 2 and self.config.jwt is None
+        return is_alone or exchange_of(request.scope).is_admin
+
+    @asynccontextmanager
+    async def having(self, model: ServedModel) -> AsyncIterator[None]:
+        """The model is there meanwhile, however long that takes: for work without a waiting connection."""
+        pool, resident = self.pool, model.resident
+        if pool is None or resident is None:
+            await model.client.ready.wait()
+            yield
+            return
+        await pool.acquire(resident, is_patient=True)
+        try:
+            yield
+        finally:
+            pool.release(resident)
+
+    def _enter(self, request: Request, model: ServedModel, tenant: str) -> None:
+        model.admission.enter(tenant)
+        exchange = exchange_of(request.scope)
+        exchange.model = model.known_name
+        exchange.leave = partial(model.admission.leave, tenant)
+
+    def answer(self, prepared: Prepared, begun: Begun[Any]) -> Counted:
+        return Counted(self.book, prepared, begun)
+
+
+async def body_of(request: Request, type_: type[B], refused: Mapping[str, str] | None = None) -> B:
+    """The checked body of a request that is for no model."""
+    front: Front = request.app.state.front
+    body, _ = await front.bodies.read(request, type_, refused or {})
+    return body
+
+
+def check_admin(request: Request, message: str) -> None:
+    """Where there are keys, only an admin's may go on."""
+    front: Front = request.app.state.front
+    if front.config.is_keyed and not exchange_of(request.scope).is_admin:
+        raise ApiError(ErrorKind.PERMISSION, message, code="admin_only")
+
+
+def tenant_of(request: Request) -> str:
+    """Whose request it is: what is kept and cached is kept apart by it. Of a router's request, whose the router says."""
+    return str(exchange_of(request.scope).tenant)
+
+
+def caller_of(request: Request) -> Caller:
+    relayed = relayed_of(request)
+    return Caller(
+        tenant=tenant_of(request),
+        most=relayed.most if relayed is not None else None,
+        account=relayed.account if relayed is not None else "",
+        deadline_ms=_deadline_ms(request.headers.get(DEADLINE_HEADER)),
+        request_id=exchange_of(request.scope).name,
+    )
+
+
+def _deadline_ms(header: str | None) -> float | None:
+    if header is None:
+        return None
+    try:
+        deadline_ms = float(header)
+    except ValueError:
+        deadline_ms = -1.0
+    if not 0.0 < deadline_ms <= 86_400_000.0:
+        raise invalid(f"{DEADLINE_HEADER} must be a number of milliseconds above 0, at most a day", DEADLINE_HEADER)
+    return deadline_ms
