@@ -49,7 +49,7 @@ class Inputs:
         self.out = torch.empty_like(self.q[0])
 
     def attend(self, config: object, number: int) -> Tensor:
-        from penstock.runtime.ops.triton.decode import Singles, attend_singles
+        from penstock.runtime.ops.triton.attend.decode import Singles, attend_singles
         from penstock.runtime.ops.triton.host.tile_table import TileConfig
 
         layout: BatchLayout = self.layouts[number]

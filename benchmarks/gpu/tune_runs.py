@@ -42,7 +42,7 @@ class Inputs:
         self.flops = 4.0 * seen * self.spec.num_heads * head_dim
 
     def attend(self, numbers: tuple[int, int, int, int], number: int) -> Tensor:
-        from penstock.runtime.ops.triton.attention import attend_runs, plan_of
+        from penstock.runtime.ops.triton.attend.runs import attend_runs, plan_of
         from penstock.runtime.ops.triton.host.tile_table import TileConfig
 
         config = TileConfig(*numbers)

@@ -23,7 +23,7 @@ from triton.runtime import interpreter
 from penstock.runtime.ops.attention import attention
 from penstock.runtime.ops.kinds.latent import latent_attention
 from penstock.runtime.ops.triton import decode
-from penstock.runtime.ops.triton.attention import paged_attention
+from penstock.runtime.ops.triton.attend.runs import paged_attention
 from penstock.runtime.ops.triton.kinds.latent import attend_latents
 from tests.ops.covering import covering
 from tests.ops.parity import cases, has_dtype, same

@@ -121,7 +121,7 @@ class KernelWarmUp:
             self._others.are_ready(wait=True)
 
     def _prepare_dense(self, max_batch_tokens: int, max_context: int) -> None:
-        from penstock.runtime.ops.triton.dense import prepare_dense
+        from penstock.runtime.ops.triton.attend.dense import prepare_dense
 
         model = self._model
         for attention in dict.fromkeys(layer.attention for layer in model.spec.layers):

@@ -2,8 +2,6 @@
 
 from penstock.runtime.ops.triton import (
     activation,
-    attention,
-    decode,
     draw,
     fp8,
     kv_write,
@@ -15,12 +13,12 @@ from penstock.runtime.ops.triton import (
     sample,
     tiles,
 )
+from penstock.runtime.ops.triton.attend import decode, runs
 from penstock.runtime.ops.triton.grouped import laying, lora
 from penstock.runtime.ops.triton.kinds import latent
 
 __all__ = [
     "activation",
-    "attention",
     "decode",
     "draw",
     "fp8",
@@ -33,6 +31,7 @@ __all__ = [
     "norm",
     "packed",
     "rows",
+    "runs",
     "sample",
     "tiles",
 ]

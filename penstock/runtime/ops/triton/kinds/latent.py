@@ -11,10 +11,10 @@ from penstock.runtime.models.spec import MLA
 from penstock.runtime.ops.kinds.latent import latent_attention
 from penstock.runtime.ops.layout import BatchLayout, LatentCache
 from penstock.runtime.ops.triton import decode
-from penstock.runtime.ops.triton.decode_kernels import join_heads
+from penstock.runtime.ops.triton.attend.decode_kernels import join_heads
+from penstock.runtime.ops.triton.attend.paged import LOG2_E, slots_of
 from penstock.runtime.ops.triton.host.chain import await_others, chained
 from penstock.runtime.ops.triton.host.launch import entry
-from penstock.runtime.ops.triton.paged import LOG2_E, slots_of
 
 MAX_ROWS = 64
 """Queries times heads of a program."""

@@ -12,10 +12,10 @@ from penstock.runtime.ops.cached_attention import cached_attention
 from penstock.runtime.ops.kv_write import HeadNorms
 from penstock.runtime.ops.layout import AnyCache, BatchLayout, LayerCache
 from penstock.runtime.ops.rope import Angles
-from penstock.runtime.ops.triton.decode_kernels import decode_placed, decode_several, decode_tokens, join_heads
+from penstock.runtime.ops.triton.attend.decode_kernels import decode_placed, decode_several, decode_tokens, join_heads
+from penstock.runtime.ops.triton.attend.paged import LOG2_E, kind_of_bytes, scales_of, shape
 from penstock.runtime.ops.triton.host.chain import chained
 from penstock.runtime.ops.triton.host.tile_table import TileConfig, tiles_of
-from penstock.runtime.ops.triton.paged import LOG2_E, kind_of_bytes, scales_of, shape
 
 PROGRAMS = 264
 """Programs that keep the whole chip busy: two on each multiprocessor."""

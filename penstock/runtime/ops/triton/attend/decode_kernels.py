@@ -6,9 +6,9 @@ Three entries: queries as they are, queries whose key and value are laid down by
 import triton
 import triton.language as tl
 
+from penstock.runtime.ops.triton.attend.paged import attend_own, run_of, sweep_keys, sweep_words, turned
 from penstock.runtime.ops.triton.host.chain import await_others
 from penstock.runtime.ops.triton.host.launch import entry
-from penstock.runtime.ops.triton.paged import attend_own, run_of, sweep_keys, sweep_words, turned
 
 
 @triton.jit

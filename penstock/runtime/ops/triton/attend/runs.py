@@ -14,12 +14,12 @@ from torch import Tensor
 from penstock.runtime.models.spec import GQA
 from penstock.runtime.ops.attention import attention
 from penstock.runtime.ops.layout import AnyCache, BatchLayout
-from penstock.runtime.ops.triton import dense
-from penstock.runtime.ops.triton.decode import Singles, attend_singles, common_width
+from penstock.runtime.ops.triton.attend import dense
+from penstock.runtime.ops.triton.attend.decode import Singles, attend_singles, common_width
+from penstock.runtime.ops.triton.attend.paged import LOG2_E, capped, scales_of, shape, slots_of
 from penstock.runtime.ops.triton.host.chain import await_others, chained
 from penstock.runtime.ops.triton.host.launch import IS_ASKING, entry
 from penstock.runtime.ops.triton.host.tile_table import TileConfig, tiles_of
-from penstock.runtime.ops.triton.paged import LOG2_E, capped, scales_of, shape, slots_of
 
 
 @triton.jit
@@ -138,7 +138,7 @@ def _runs(
     tl.store(out + place, mixed.to(out.dtype.element_ty), mask=is_query)
 
 
-class Tiles(NamedTuple):
+class QueryTiles(NamedTuple):
     """Of the queries of chunks: a chunk and an offset in it for each."""
 
     chunks: Tensor
@@ -150,9 +150,9 @@ class AttentionPlan:
     """Which chunks are single queries, the tiles of those that are longer, and what the library does."""
 
     singles: Singles
-    tiles: Tiles | None = None
+    tiles: QueryTiles | None = None
     whole: tuple[dense.Whole, ...] = ()
-    behind: tuple[tuple[dense.Earlier, Tiles], ...] = ()
+    behind: tuple[tuple[dense.Earlier, QueryTiles], ...] = ()
     """Long chunks, each with tiles of its own."""
 
 
@@ -167,7 +167,7 @@ def _plan_on_device(layout: BatchLayout, queries: int, num_tokens: int) -> Atten
     bounded = owners.clamp(max=len(lengths) - 1)
     offsets = torch.where(is_there, (places - (ends - num_tiles)[bounded]) * queries, 0)
     chunks = torch.where(is_there, owners, -1)
-    tiles = Tiles(chunks.int().flip(0), offsets.int().flip(0))
+    tiles = QueryTiles(chunks.int().flip(0), offsets.int().flip(0))
     return AttentionPlan(Singles(len(lengths), is_checked=True), tiles)
 
 
@@ -205,7 +205,7 @@ def plan_of(
     moved = packed.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else packed
     sizes = [len(part) for part in tiles]
     decodes, *split = moved.split([len(single), *sizes, *sizes])
-    ours, *others = map(Tiles, split[: len(tiles)], split[len(tiles) :])
+    ours, *others = map(QueryTiles, split[: len(tiles)], split[len(tiles) :])
     return AttentionPlan(
         Singles(len(single), decodes),
         ours,
@@ -251,7 +251,7 @@ def attend_runs(
     layout: BatchLayout,
     spec: GQA,
     sinks: Tensor | None,
-    tiles: Tiles | None,
+    tiles: QueryTiles | None,
     out: Tensor,
     config: TileConfig,
     num_earlier: int = 0,

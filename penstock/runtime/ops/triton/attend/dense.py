@@ -126,8 +126,9 @@ def attend_earlier(q: Tensor, cache: AnyCache, spec: GQA, earlier: Earlier) -> t
     return found, total
 
 
-def _read(cache: AnyCache, blocks: Tensor, dtype: torch.dtype) -> list[Tensor]:
-    return [part.to(dtype).flatten(0, 1) for part in read_blocks(cache, blocks)]
+def _read(cache: AnyCache, blocks: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    keys, values = read_blocks(cache, blocks)
+    return keys.to(dtype).flatten(0, 1), values.to(dtype).flatten(0, 1)
 
 
 def _queries(q: Tensor, part: Whole | Earlier) -> Tensor:
