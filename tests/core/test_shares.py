@@ -4,7 +4,7 @@ import pytest
 
 from penstock.runtime.core.order import ORDERS, Lanes
 from penstock.runtime.core.scheduler import Scheduler
-from tests.core.steps import add, output_of, planned
+from tests.core.steps import add, finish, output_of, planned
 from tests.engine.answers import LIMITS
 
 
@@ -44,6 +44,17 @@ def test_a_newcomer_is_in_the_next_step_whatever_another_tenant_holds(limits: di
     assert scheduler.num_waiting
     add(scheduler, 100, num_prompt=4, max_tokens=3, tenant="polite")
     assert 100 in advance(scheduler)
+
+
+def test_a_prompt_goes_on_while_the_tenants_that_have_the_step_wait_for_its_blocks() -> None:
+    """Of a step of 6 tokens the least that is wanted takes 5 and the next 1; neither has blocks before the largest ends."""
+    scheduler = make(num_blocks=7, block_size=3, max_batch_tokens=6)
+    add(scheduler, 1, num_prompt=13, max_tokens=2, tenant="large")
+    advance(scheduler)
+    add(scheduler, 2, num_prompt=5, max_tokens=2, tenant="least")
+    add(scheduler, 3, num_prompt=6, max_tokens=2, tenant="next")
+    assert advance(scheduler) == {1}
+    finish(scheduler)
 
 
 def test_without_shares_it_waits_for_a_row() -> None:

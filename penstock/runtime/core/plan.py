@@ -98,11 +98,18 @@ class StepPlan:
             self.budget, self.is_shared, self._shares = share_step(roster, self.budget, self._limits.shared_tokens)
         prompts = self.add_decodes()
         if prompts:
-            for sequence in sorted(prompts, key=roster.order.rank):
-                if self.budget > 0 and sequence.row is not None and self._room(sequence) > 0:
-                    self._add_prompt(sequence, sequence.row)
+            prompts.sort(key=roster.order.rank)
+            self._add_prompts(prompts)
         if roster.waiting_since is not None:
             self._admit()
+        if prompts and not self.chunks and self._shares is not None:
+            self._shares = None  # the tenants that have the step wait for what these hold
+            self._add_prompts(prompts)
+
+    def _add_prompts(self, prompts: list[Sequence]) -> None:
+        for sequence in prompts:
+            if self.budget > 0 and sequence.row is not None and self._room(sequence) > 0:
+                self._add_prompt(sequence, sequence.row)
 
     def withdraw(self, sequence: Sequence) -> None:
         """Remove what was planned for a sequence that is preempted."""

@@ -19,11 +19,15 @@ OVERHEAD_BUCKETS = (0.00005, 0.0001, 0.0002, 0.0003, 0.0005, 0.001, 0.002, 0.005
 
 
 OF_REPLICAS: tuple[tuple[str, str, Callable[[LiveReplica], float]], ...] = (
-    ("ready", "1 while it takes requests", lambda one: one.state is ReplicaState.READY and not one.is_draining),
-    ("pending", "Requests it has", lambda one: one.num_pending),
-    ("waiting", "Requests waiting there", lambda one: one.num_waiting),
-    ("kv_usage", "Share of its KV cache in use", lambda one: one.kv_usage_fraction),
-    ("breaker_open", "1 while it is left alone", lambda one: not one.breaker.is_closed),
+    (
+        "penstock_router_replica_ready",
+        "1 while it takes requests",
+        lambda one: one.state is ReplicaState.READY and not one.is_draining,
+    ),
+    ("penstock_router_replica_pending", "Requests it has", lambda one: one.num_pending),
+    ("penstock_router_replica_waiting", "Requests waiting there", lambda one: one.num_waiting),
+    ("penstock_router_replica_kv_usage", "Share of its KV cache in use", lambda one: one.kv_usage_fraction),
+    ("penstock_router_replica_breaker_open", "1 while it is left alone", lambda one: not one.breaker.is_closed),
 )
 
 
@@ -65,10 +69,7 @@ class RouterMeters:
             Gauge("penstock_router_info", "How requests are placed", lambda: 1.0, (("policy", self._policy),)),
             Gauge("penstock_router_open", "Requests in progress", lambda: float(self._num_open())),
             Gauge("penstock_router_parked", "Requests waiting for a replica", lambda: float(self._num_parked())),
-            *(
-                GaugeTable(f"penstock_router_replica_{name}", help, self._rows(read))
-                for name, help, read in OF_REPLICAS
-            ),
+            *(GaugeTable(name, help, self._rows(read)) for name, help, read in OF_REPLICAS),
         ]
         return exposition([*gauges, *own, *more], {})
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from penstock.runtime.models.spec import MLA
 from penstock.runtime.ops.kinds.latent import latent_attention
 from penstock.runtime.ops.layout import BatchLayout, LatentCache
-from penstock.runtime.ops.triton import decode
+from penstock.runtime.ops.triton.attend import decode
 from penstock.runtime.ops.triton.attend.decode_kernels import join_heads
 from penstock.runtime.ops.triton.attend.paged import LOG2_E, slots_of
 from penstock.runtime.ops.triton.host.chain import await_others, chained
