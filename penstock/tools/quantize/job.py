@@ -264,8 +264,6 @@ class Making:
             return encoding.round(weight, None if inputs is None else inputs.importance)
         if self.method in ("gptq", "smooth") and inputs is not None:
             return gptq.solve(weight, inputs.hessian, encoding, self.damping)
-        if self.method == "awq" and inputs is not None:
-            return encoding.round(weight, inputs.importance)
         return encoding.round(weight)
 
     def _put(self, file: TensorFile, placed: Placed, codes: Any) -> None:

@@ -33,6 +33,8 @@ class ScaleLink:
     divide: Callable[[Tensor], None]
     share: Callable[[Tensor], Tensor]
     """Brings a number a column to what can be undone before."""
+    is_inner: bool = False
+    """What comes out stays in the block: rows of queries, keys, values and gates differ in size, and all of them matter."""
 
 
 def links(layer: AnyLayer) -> Iterator[ScaleLink]:
@@ -53,7 +55,7 @@ def _from_norm(path: str, matrix: Linear, norm: RMSNorm | LayerNorm) -> ScaleLin
         if isinstance(norm, LayerNorm):
             norm.bias.div_(scales)
 
-    return ScaleLink(path, matrix, divide, lambda each: each)
+    return ScaleLink(path, matrix, divide, lambda each: each, is_inner=True)
 
 
 def _from_up(mlp: Gated) -> ScaleLink:
@@ -86,19 +88,23 @@ def _from_values(attention: Attention) -> ScaleLink:
 
 @torch.inference_mode()
 def scale_awq(layer: AnyLayer, seen: dict[str, ObservedLinear], encoding: IntegerEncoding) -> None:
-    """Every link's scales are powers of its inputs' mean size; the power with the least error behind the matrix is taken."""
+    """Every link's scales are powers of its inputs' mean size; the power with the least error behind the matrix is taken. Rows
+    that stay in the block count by their own size: else large keys decide for small values."""
     for link in links(layer):
         if link.path not in seen:
             continue
         weight, inputs = link.matrix.weight, seen[link.path].inputs
         hessian = inputs.hessian
         size = link.share(inputs.mean_size.clamp(min=1e-6))
-        best, least = None, _error(weight, torch.ones_like(size), hessian, encoding)
+        worth = (
+            _squares(weight, hessian).clamp(min=1e-12).reciprocal() if link.is_inner else weight.new_ones(len(weight))
+        )
+        best, least = None, _error(weight, torch.ones_like(size), hessian, worth, encoding)
         for ratio in RATIOS[1:]:
             scales = size.pow(float(ratio))
             scales = scales / (scales.max() * scales.min()).sqrt()
             scales = scales.clamp(1e-4, 1e4)
-            error = _error(weight, scales, hessian, encoding)
+            error = _error(weight, scales, hessian, worth, encoding)
             if error < least:
                 best, least = scales, error
         if best is not None:
@@ -111,12 +117,17 @@ def _apply(link: ScaleLink, scales: Tensor, inputs: SeenInputs) -> None:
     inputs.divide(scales)
 
 
-def _error(weight: Tensor, scales: Tensor, hessian: Tensor, encoding: IntegerEncoding) -> float:
+def _error(weight: Tensor, scales: Tensor, hessian: Tensor, worth: Tensor, encoding: IntegerEncoding) -> float:
     scaled = weight * scales
     grid = encoding.grid(scaled)
     numbers, zeros = grid.spread()
     off = grid.nearest(scaled).sub_(zeros).mul_(numbers).div_(scales).sub_(weight)
-    return float(((off @ hessian) * off).sum())
+    return float((_squares(off, hessian) * worth).sum())
+
+
+def _squares(rows: Tensor, hessian: Tensor) -> Tensor:
+    """Mean squares of what comes out of each row."""
+    return ((rows @ hessian) * rows).sum(1)
 
 
 @torch.inference_mode()
