@@ -19,6 +19,8 @@ QUERIES = 512
 """Queries are filled up to a multiple of this: the library prepares itself for each new length, which takes a while."""
 PIECES = (65_536, 32_768, 16_384, 8_192, 4_096)
 """Numbers of keys before a chunk that are attended to at once, likewise few."""
+MAX_NUMBERS = 1 << 26
+"""Of all heads of a piece: models with many of them take smaller pieces, not more memory."""
 WAYS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 """The library's, the fastest first (4,000 queries of 32 heads on an H200: 296 us, then 551)."""
 
@@ -69,10 +71,14 @@ def whole(layout: BatchLayout, chunk: int, block_size: int) -> Whole:
     return Whole(sum(layout.lengths[:chunk]), length, filled_length, blocks)
 
 
-def earlier(layout: BatchLayout, chunk: int, block_size: int) -> Earlier | None:
+def _pieces(spec: GQA) -> list[int]:
+    return [size for size in PIECES if size * spec.num_kv_heads * spec.head_dim <= MAX_NUMBERS]
+
+
+def earlier(layout: BatchLayout, chunk: int, block_size: int, spec: GQA) -> Earlier | None:
     length = layout.lengths[chunk]
     rest, sizes = layout.contexts[chunk] - length, list[int]()
-    for size in PIECES:
+    for size in _pieces(spec):
         sizes += [size] * (rest // size)
         rest %= size
     if length < MIN_QUERIES or not sizes:
@@ -100,7 +106,7 @@ def prepare_dense(spec: GQA, most_tokens: int, max_context: int, dtype: torch.dt
         _attend_dense(rows(length, spec.num_heads), keys, keys, spec)
     if has_earlier(spec, PIECES[-1]) and most_tokens >= MIN_QUERIES:
         queries = rows(_filled(most_tokens), spec.num_heads)
-        for size in PIECES:
+        for size in _pieces(spec):
             if size + most_tokens <= max_context:
                 keys = rows(size, spec.num_kv_heads)
                 _attend_earlier(queries, keys, keys, spec)

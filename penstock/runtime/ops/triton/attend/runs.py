@@ -177,10 +177,11 @@ def plan_of(
     block_size: int,
     *,
     is_plain: bool = False,
-    has_earlier: bool = False,
+    behind_of: GQA | None = None,
     width: int = 0,
 ) -> AttentionPlan:
-    """`width` is that of all chunks, if they have a common one."""
+    """`width` is that of all chunks, if they have a common one. Keys before long chunks are the library's if `behind_of` says
+    whose they are."""
     if width:
         return AttentionPlan(Singles(len(layout.lengths), width=width))
     single = [chunk for chunk, length in enumerate(layout.lengths) if length == 1]
@@ -190,7 +191,7 @@ def plan_of(
     wholes = [
         chunk for chunk in numbers if is_plain and layout.lengths[chunk] == layout.contexts[chunk] >= dense.MIN_QUERIES
     ]
-    before = {chunk: dense.earlier(layout, chunk, block_size) for chunk in numbers if has_earlier}
+    before = {chunk: dense.earlier(layout, chunk, block_size, behind_of) for chunk in numbers if behind_of is not None}
     behind = {chunk: keys for chunk, keys in before.items() if keys is not None}
     rest = [chunk for chunk in numbers if layout.lengths[chunk] > 1 and chunk not in wholes and chunk not in behind]
     parts = [rest, *([chunk] for chunk in behind)]
@@ -225,7 +226,8 @@ def paged_attention(q: Tensor, cache: AnyCache, layout: BatchLayout, spec: GQA, 
     if plan is None:
         if layout.lengths:
             size = cache.block_size
-            plan = plan_of(layout, config.rows, size, is_plain=is_plain, has_earlier=is_behind, width=width)
+            behind_of = spec if is_behind else None
+            plan = plan_of(layout, config.rows, size, is_plain=is_plain, behind_of=behind_of, width=width)
         else:
             plan = _plan_on_device(layout, config.rows, q.shape[0])
         layout.derived[key] = plan
