@@ -78,7 +78,7 @@ class Watch:
             "launches": sum(counts.values()) / WINDOW,
         }
         print({name: round(value, 2) for name, value in record.items()}, flush=True)
-        top = sorted(times, key=lambda name: -times[name])[:9]
+        top = sorted(times, key=lambda name: -times[name])[:16]
         for name in top:
             print(f"    {times[name] / WINDOW / 1e3:8.3f} ms {counts[name] / WINDOW:6.0f} x {name[:90]}", flush=True)
         self.records.append({**record, "kernels_ms": {name: times[name] / WINDOW / 1e3 for name in top}})

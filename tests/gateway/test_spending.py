@@ -140,8 +140,13 @@ def test_mixed_calls_of_all_dialects_with_hostile_fields_spend_what_was_made_and
             assert {200, 429} <= set(statuses) <= {200, 400, 429}, sorted(set(statuses))
             assert reserved == 0
             assert spent == spender.charged == tokens * TOKEN, "what was made is what was paid"
-            assert spent <= nanodollars(0.06)
-            assert spent > nanodollars(0.04), "and less is left than sixty-four may take"
+            left = nanodollars(0.06) - spent
+            assert left >= 0
+            prompt = {"model": spender.model, "prompt": [1, 2, 3]}
+            large = await spender.ask("/v1/completions", prompt | {"max_tokens": left // TOKEN})
+            small = await spender.ask("/v1/completions", prompt | {"max_tokens": 1})
+            assert large[0] == 429, "more than is left is refused"
+            assert small[0] == 200 or left < 100 * TOKEN, "less is not"
 
     run(law)
 

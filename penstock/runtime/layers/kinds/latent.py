@@ -7,7 +7,7 @@ from penstock.runtime.layers.linear import Linear
 from penstock.runtime.layers.norm import RMSNorm
 from penstock.runtime.layers.step import Step
 from penstock.runtime.models.spec import MLA
-from penstock.runtime.ops.kinds.latent import latent_attention, rotate_neighbours, write_latents
+from penstock.runtime.ops.kinds.latent import latent_attention, place_latents
 
 
 class LatentAttention(nn.Module):
@@ -36,19 +36,24 @@ class LatentAttention(nn.Module):
         if angles is None:
             raise RuntimeError("latent attention rotates a part of its keys")
         cache = step.caches[self.number]
-        latents, turned = self.kv_a(x).tensor_split([spec.kv_rank], dim=-1)
-        turned = rotate_neighbours(turned.unsqueeze(1), angles).squeeze(1)
-        write_latents(torch.cat((self.kv_a_norm(latents.contiguous()), turned), dim=-1), cache, layout.slots)
         queries = self._queries(x).view(-1, spec.num_heads, spec.plain_dim + spec.rope.dim)
-        plain, turned = queries.tensor_split([spec.plain_dim], dim=-1)
         made = self.kv_b.weight.view(spec.num_heads, -1, spec.kv_rank)
         to_keys, to_values = made[:, : spec.plain_dim], made[:, spec.plain_dim :]
-        absorbed = torch.einsum("thd,hdr->thr", plain, to_keys)
-        q = torch.cat((absorbed, rotate_neighbours(turned, angles)), dim=-1)
+        q = x.new_empty((len(x), spec.num_heads, spec.kv_rank + spec.rope.dim))
+        _multiply_heads(queries[..., : spec.plain_dim], to_keys, q[..., : spec.kv_rank])
+        norm = self.kv_a_norm
+        place_latents(q, self.kv_a(x), queries, norm.weight, norm.eps, angles, cache, layout.slots, spec)
         seen = latent_attention(q, cache, layout, spec)
-        return self.out(torch.einsum("thr,hvr->thv", seen, to_values).flatten(1))  # type: ignore[no-any-return]
+        values = x.new_empty((len(x), spec.num_heads, spec.value_dim))
+        _multiply_heads(seen, to_values.mT, values)
+        return self.out(values.flatten(1))  # type: ignore[no-any-return]
 
     def _queries(self, x: Tensor) -> Tensor:
         if self.spec.q_rank is None:
             return self.q(x)  # type: ignore[no-any-return]
         return self.q_b(self.q_a_norm(self.q_a(x)))  # type: ignore[no-any-return]
+
+
+def _multiply_heads(x: Tensor, matrices: Tensor, out: Tensor) -> None:
+    """x [tokens, heads, in] by each head's matrix [heads, in, out]; laid down where it is needed, without a copy."""
+    torch.bmm(x.transpose(0, 1), matrices, out=out.transpose(0, 1))

@@ -12,8 +12,9 @@ from torch import Tensor
 from penstock.runtime.models.spec import MLA, Rope
 from penstock.runtime.ops.attention import example_layout
 from penstock.runtime.ops.layout import BatchLayout, LatentCache
+from penstock.runtime.ops.norm import rms_norm
 from penstock.runtime.ops.op import operation
-from penstock.runtime.ops.rope import Angles
+from penstock.runtime.ops.rope import Angles, angle_table
 
 
 def rotate_neighbours(x: Tensor, angles: Angles) -> Tensor:
@@ -23,9 +24,39 @@ def rotate_neighbours(x: Tensor, angles: Angles) -> Tensor:
     return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1).to(x.dtype)
 
 
-def write_latents(latents: Tensor, cache: LatentCache, slots: Tensor) -> None:
-    """Writes latents and rotated keys [tokens, kv_rank + rope] to their slots."""
-    cache.latents.flatten(0, 1).index_copy_(0, slots, latents.to(cache.latents.dtype))
+def _place_examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
+    generator = torch.Generator(device).manual_seed(22)
+    slots = torch.tensor([9, 10, 31, 0, 16], device=device)
+    places = torch.tensor([3, 4, 40, 0, 63], device=device)
+    for dtype in (torch.float32, torch.float16):
+        for heads, rank, rope in ((16, 64, 16), (3, 48, 24)):
+            spec = MLA(heads, rank, 16, 16, Rope(rope), 0.11)
+            shapes = ((5, heads, rank + rope), (5, rank + rope), (5, heads, 16 + rope), (4, 8, rank + rope))
+            drawn = [torch.randn(shape, generator=generator, device=device).to(dtype) for shape in shapes]
+            weight = torch.rand(rank, generator=generator, device=device) + 0.5
+            angles = angle_table(spec.rope, 64, device).at(places)
+            yield *drawn[:3], weight, 1e-5, angles, LatentCache(drawn[3]), slots, spec
+
+
+@operation(_place_examples)
+def place_latents(
+    q: Tensor,
+    made: Tensor,
+    queries: Tensor,
+    weight: Tensor,
+    eps: float,
+    angles: Angles,
+    cache: LatentCache,
+    slots: Tensor,
+    spec: MLA,
+) -> None:
+    """Norms the latents of `made` [tokens, kv_rank + rope], turns the keys behind them, and writes both to their slots; turns
+    the end of `queries` [tokens, heads, plain + rope] and lays it down as that of `q` [tokens, heads, kv_rank + rope]."""
+    latents, keys = made.tensor_split([spec.kv_rank], dim=-1)
+    turned = rotate_neighbours(keys.unsqueeze(1), angles).squeeze(1)
+    held = torch.cat((rms_norm(latents.contiguous(), weight, eps), turned), dim=-1)
+    cache.latents.flatten(0, 1).index_copy_(0, slots, held.to(cache.latents.dtype))
+    q[..., spec.kv_rank :] = rotate_neighbours(queries[..., spec.plain_dim :], angles)
 
 
 def _examples(device: torch.device) -> Iterator[tuple[Any, ...]]:

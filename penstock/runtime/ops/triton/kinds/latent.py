@@ -1,4 +1,5 @@
-"""Attention over paged latents: a tile of latents is read once, as keys and as values, for all heads of a program's queries."""
+"""Attention over paged latents: a tile of latents is read once, as keys and as values, for all heads of a program's queries.
+Before it, latents and queries are made ready in one launch."""
 
 from typing import NamedTuple
 
@@ -8,8 +9,9 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.runtime.models.spec import MLA
-from penstock.runtime.ops.kinds.latent import latent_attention
+from penstock.runtime.ops.kinds.latent import latent_attention, place_latents
 from penstock.runtime.ops.layout import BatchLayout, LatentCache
+from penstock.runtime.ops.rope import Angles
 from penstock.runtime.ops.triton.attend import decode
 from penstock.runtime.ops.triton.attend.decode_kernels import join_heads
 from penstock.runtime.ops.triton.attend.paged import LOG2_E, slots_of
@@ -18,6 +20,84 @@ from penstock.runtime.ops.triton.host.launch import entry
 
 MAX_ROWS = 64
 """Queries times heads of a program."""
+
+
+@triton.jit
+def _turned(source, cos, sin, mask):
+    """Neighbours of a source, turned: the firsts, then the seconds."""
+    first = tl.load(source, mask=mask, other=0.0).to(tl.float32)
+    second = tl.load(source + 1, mask=mask, other=0.0).to(tl.float32)
+    return first * cos - second * sin, second * cos + first * sin
+
+
+@entry
+@triton.jit
+def _place(
+    q, made, queries, weight, cosine, sine, latents, slots, eps,
+    HEADS: tl.constexpr, HEADS_PAD: tl.constexpr, RANK: tl.constexpr, RANK_PAD: tl.constexpr,
+    PLAIN: tl.constexpr, HALF: tl.constexpr, HALF_PAD: tl.constexpr, CHAINS: tl.constexpr,
+):  # fmt: skip
+    """One token."""
+    await_others(CHAINS)
+    token = tl.program_id(0).to(tl.int64)
+    width: tl.constexpr = RANK + 2 * HALF
+    place = latents + tl.load(slots + token).to(tl.int64) * width
+    column = tl.arange(0, RANK_PAD)
+    source = made + token * width
+    numbers = tl.load(source + column, mask=column < RANK, other=0.0).to(tl.float32)
+    scale = tl.rsqrt(tl.sum(numbers * numbers, axis=0) / RANK + eps)
+    normed = numbers * scale * tl.load(weight + column, mask=column < RANK, other=0.0)
+    tl.store(place + column, normed.to(made.dtype.element_ty).to(latents.dtype.element_ty), mask=column < RANK)
+    pair = tl.arange(0, HALF_PAD)
+    is_pair = pair < HALF
+    cos = tl.load(cosine + token * HALF + pair, mask=is_pair, other=0.0)
+    sin = tl.load(sine + token * HALF + pair, mask=is_pair, other=0.0)
+    first, second = _turned(source + RANK + 2 * pair, cos, sin, is_pair)
+    tl.store(place + RANK + pair, first.to(made.dtype.element_ty).to(latents.dtype.element_ty), mask=is_pair)
+    tl.store(place + RANK + HALF + pair, second.to(made.dtype.element_ty).to(latents.dtype.element_ty), mask=is_pair)
+    head = token * HEADS + tl.arange(0, HEADS_PAD)[:, None]
+    is_there = (tl.arange(0, HEADS_PAD) < HEADS)[:, None] & is_pair[None, :]
+    first, second = _turned(
+        queries + head * (PLAIN + 2 * HALF) + PLAIN + 2 * pair[None, :], cos[None, :], sin[None, :], is_there
+    )
+    target = q + head * width + RANK + pair[None, :]
+    tl.store(target, first.to(q.dtype.element_ty), mask=is_there)
+    tl.store(target + HALF, second.to(q.dtype.element_ty), mask=is_there)
+
+
+def _fits_place(
+    q: Tensor,
+    made: Tensor,
+    queries: Tensor,
+    weight: Tensor,
+    eps: float,
+    angles: Angles,
+    cache: LatentCache,
+    slots: Tensor,
+    spec: MLA,
+) -> bool:
+    return len(q) > 0 and all(each.is_contiguous() for each in (q, made, queries, cache.latents))
+
+
+@place_latents.kernel("cuda", fits=_fits_place)
+def place_tokens(
+    q: Tensor,
+    made: Tensor,
+    queries: Tensor,
+    weight: Tensor,
+    eps: float,
+    angles: Angles,
+    cache: LatentCache,
+    slots: Tensor,
+    spec: MLA,
+) -> None:
+    half = spec.rope.dim // 2
+    _place[(len(q),)](
+        q, made, queries, weight, angles.cosine, angles.sine, cache.latents, slots, eps,
+        HEADS=spec.num_heads, HEADS_PAD=triton.next_power_of_2(spec.num_heads), RANK=spec.kv_rank,
+        RANK_PAD=triton.next_power_of_2(spec.kv_rank), PLAIN=spec.plain_dim, HALF=half,
+        HALF_PAD=triton.next_power_of_2(half), **chained(), num_warps=4,
+    )  # fmt: skip
 
 
 @entry
