@@ -36,10 +36,10 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "metrics": ("errors", "fields", "core"),
     "workload": ("errors", "fields", "core"),
     "cost": ("errors", "fields", "core", "models.spec", "models.adapters", "models.ranks", "models.sharding"),
-    "ops": ("errors", "models.spec", "models.kinds"),
+    "ops": ("errors", "preload", "models.spec", "models.kinds"),
     "layers": ("errors", "ops", "models.spec", "models.kinds"),
     "execution": (
-        "errors", "garbage", "layers", "ops", "core.batch", "core.request", "core.runner", "config", "sizing", "formats",
+        "errors", "preload", "garbage", "layers", "ops", "core.batch", "core.request", "core.runner", "config", "sizing", "formats",
         "models.spec", "models.kinds.cache", "models.weights", "models.ranks", "models.sharding", "models.adapters",
     ),
     "draft": ("errors", "core"),

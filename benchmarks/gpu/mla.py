@@ -1,15 +1,17 @@
 """Latent attention of a decode step against its byte floor: DeepSeek-V2-Lite's shapes, 32 sequences of 4,096 tokens.
 
-    python -m benchmarks.gpu.mla [--sequences 32] [--context 4096] [--model deepseek-v2-lite]
+    python -m benchmarks.gpu.mla [--step] [--sequences 32] [--context 4096] [--model deepseek-v2-lite]
 
 The floor is the time in which the device reads every latent once, at the rate of a copy. What the kernel gives is held to the
 definition first; then every way of cutting is timed as a recorded step of several layers, as an engine would replay it.
+`--step` times whole steps of an engine instead, beside the bytes of weights, experts and latents that one has to read.
 """
 
 import argparse
 import statistics
+import time
 from collections.abc import Callable
-from itertools import product
+from itertools import pairwise, product
 
 import torch
 
@@ -20,6 +22,7 @@ from penstock.runtime.ops.layout import BatchLayout, LatentCache
 
 BLOCK_SIZE = 16
 NUM_PASSES, NUM_LAYERS = 15, 8
+NUM_STEPS = 128
 
 
 def layout_of(lengths: list[int], contexts: list[int], device: torch.device) -> BatchLayout:
@@ -65,12 +68,39 @@ def check(spec: MLA, device: torch.device) -> None:
         assert float(error) < 0.03 * float(truth.abs().max())
 
 
+def time_steps(model: str, num_sequences: int, context: int) -> None:
+    """Decode steps of an engine, past its prompts; the floor is that of the same read rate in the same run."""
+    from benchmarks.gpu.floor import Machine
+    from benchmarks.gpu.suite import measure_ceilings, prompts, sampling
+    from penstock import LLM
+
+    cost = Machine(model, measure_ceilings(), is_fp8=False).fleet.cost
+    floor_s = cost.sum_s(num_sequences, num_sequences * context, ())
+    torch.cuda.empty_cache()
+    llm = LLM(f"dummy:{model}", max_context=context + NUM_STEPS, prefix_caching=False)
+    made = prompts([context - NUM_STEPS // 2] * num_sequences, llm.spec.vocab_size, 1)
+    medians = []
+    for _ in range(3):
+        moments: list[float] = []
+        asked = [sampling(NUM_STEPS)] * num_sequences
+        llm.generate(made, asked, on_update=lambda update: moments.append(time.perf_counter()))  # noqa: B023
+        steps = moments[NUM_STEPS // 3 * num_sequences : NUM_STEPS * 3 // 4 * num_sequences : num_sequences]
+        medians.append(statistics.median(after - before for before, after in pairwise(steps)))
+    took_s = statistics.median(medians)
+    told = f"{took_s * 1e3:.2f} ms a step, floor {floor_s * 1e3:.2f}, {took_s / floor_s:.2f}x"
+    print(f"{model}, {num_sequences} x {context}: {told}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
+    parser.add_argument("--step", action="store_true")
     parser.add_argument("--sequences", type=int, default=32)
     parser.add_argument("--context", type=int, default=4096)
     parser.add_argument("--model", default="deepseek-v2-lite")
     options = parser.parse_args()
+    if options.step:
+        time_steps(options.model, options.sequences, options.context)
+        return
     from penstock.runtime.ops.triton.kinds.latent import LatentCut, attend_latents, cut_of
 
     device = torch.device("cuda")

@@ -40,6 +40,7 @@ def main() -> int:
     model = _value(flags, MODEL)
     if model is not None and not is_arithmetic(model):
         preload.begin_ranks(int(_value(flags, RANKS) or 1) - 1)
+        preload.begin_compilers()
         gc.disable()  # `run_engine` enables it when the engine is made
         import_module("penstock.assembly.engine")  # torch: most of a start
     setup = sys.stdin.buffer.readline()

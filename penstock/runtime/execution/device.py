@@ -11,6 +11,7 @@ import torch
 
 from penstock.config import DType
 from penstock.errors import ConfigError
+from penstock.runtime import preload
 from penstock.runtime.execution.parallel.processors import pin
 
 DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -95,6 +96,7 @@ def open_device(asked: str) -> Device:
     if asked == "cuda" and not has_cuda:
         raise ConfigError("--device cuda was asked for but torch finds no CUDA device; check the driver, or choose cpu")
     if not has_cuda or asked == "cpu":
+        preload.end_compilers()
         return CpuDevice(wake_torch())
     if find_spec("triton") is not None:
         from penstock.runtime.ops.triton.host.compile_ahead import prepare

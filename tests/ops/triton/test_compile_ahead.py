@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
+from penstock.runtime import preload
 from penstock.runtime.ops.triton.host import compile_ahead
 from penstock.runtime.ops.triton.host.compile_ahead import Compilers
 from penstock.runtime.ops.triton.host.launch import Variant, asking, decode_variant, encode_variant
@@ -95,7 +97,7 @@ def test_nobody_waits_for_what_cannot_be_compiled() -> None:
 
 
 def test_nobody_waits_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compile_ahead, "COMMAND", (sys.executable, "-c", "import time; time.sleep(60)"))
+    monkeypatch.setattr(preload, "COMPILER", (sys.executable, "-c", "import time; time.sleep(60)"))
     monkeypatch.setattr(compile_ahead, "PATIENCE_S", 0.05)
     compilers = Compilers(asked())
     assert not compilers.are_ready()
@@ -103,14 +105,14 @@ def test_nobody_waits_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_nobody_waits_for_a_helper_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compile_ahead, "COMMAND", (sys.executable, "-c", ""))
+    monkeypatch.setattr(preload, "COMPILER", (sys.executable, "-c", ""))
     assert Compilers(asked()).are_ready(wait=True)
 
 
 def test_a_helper_that_has_ended_is_replaced() -> None:
     first = compile_ahead.HELPERS.begin()
     assert compile_ahead.HELPERS.begin() is first
-    first.end()
+    first.pool.end()
     assert compile_ahead.HELPERS.begin() is not first
 
 
@@ -119,3 +121,21 @@ def test_a_variant_reaches_another_process_as_it_is() -> None:
     told = decode_variant(json.loads(json.dumps(encode_variant(variant))))
     assert told.source.hash() == variant.source.hash()
     assert told.options == variant.options
+
+
+HASHES = """
+import json, random, sys
+from penstock.runtime.ops.triton.host.launch import ENTRIES
+import penstock.runtime.ops.triton
+random.Random(int(sys.argv[1])).shuffle(ENTRIES)
+print(json.dumps({entry.function.__name__: entry.function.cache_key for entry in ENTRIES}))
+"""
+
+
+def test_what_one_process_compiles_is_found_by_another_that_needs_it_in_another_order() -> None:
+    """Triton before 3.9 hashes a kernel by what was hashed before it."""
+    hashes = [
+        json.loads(subprocess.check_output([sys.executable, "-c", HASHES, str(seed)], env=os.environ))
+        for seed in range(2)
+    ]
+    assert hashes[0] == hashes[1]

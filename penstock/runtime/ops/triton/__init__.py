@@ -15,6 +15,7 @@ from penstock.runtime.ops.triton import (
 )
 from penstock.runtime.ops.triton.attend import decode, runs
 from penstock.runtime.ops.triton.grouped import laying, lora
+from penstock.runtime.ops.triton.host.launch import settle_keys
 from penstock.runtime.ops.triton.kinds import latent
 
 __all__ = [
@@ -35,3 +36,5 @@ __all__ = [
     "sample",
     "tiles",
 ]
+
+settle_keys()

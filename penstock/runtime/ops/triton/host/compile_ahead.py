@@ -1,37 +1,28 @@
 """Kernels compiled ahead, by processes beside this one.
 
 Triton's compiler holds the interpreter's lock, so threads would stand in the way of the steps under way. What the processes
-make lies in Triton's cache on disk, where a launch finds it. No process with threads is ever forked: workers are begun afresh
-when a device is opened, and have imported everything by the time the weights are there.
+make lies in Triton's cache on disk, where a launch finds it. No process with threads is ever forked: workers are begun afresh,
+a server's before it imports torch and others' when a device is opened, and have imported everything by the time the weights are
+there.
 """
 
 import json
-import os
 import select
-import socket
-import subprocess
-import sys
 from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import cache
-from io import FileIO
 from itertools import count
 from threading import Thread
 
 from triton.runtime import driver
 from triton.runtime.cache import triton_key
 
+from penstock.runtime import preload
 from penstock.runtime.ops.triton.host.launch import Variant, encode_variant
 
-MAX_PROCESSES = 16
 PATIENCE_S = 60.0
 """Silence after which nothing more is expected of them."""
-COMMAND = (
-    *("/usr/bin/env", "OMP_NUM_THREADS=1", "OPENBLAS_NUM_THREADS=1", "MKL_NUM_THREADS=1"),
-    *(sys.executable, "-m", "penstock.runtime.ops.triton.host.compiler"),
-)
-"""Each with one thread: there is a worker a core."""
 
 
 @cache
@@ -56,26 +47,14 @@ def prepare() -> Future[None]:
 
 
 class CompileHelper:
-    """The workers, and what they have answered. All of them take from one socket, a variant a message."""
+    """What was asked of a pool of workers, and what they have answered."""
 
-    def __init__(self, command: Sequence[str]) -> None:
-        self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        answered, answers = os.pipe()
-        self._answered = FileIO(answered)
-        self._workers = [
-            subprocess.Popen(command, stdin=theirs.fileno(), stdout=answers, bufsize=0, start_new_session=True)
-            for _ in range(min(len(os.sched_getaffinity(0)), MAX_PROCESSES))
-        ]
-        theirs.close()
-        os.close(answers)
+    def __init__(self, pool: preload.CompilerPool) -> None:
+        self.pool = pool
         self._rest = b""
         self._answers: dict[int, list[tuple[int, bool]]] = {}
         self._num_pending = 0
         """Variants asked for that no worker has answered."""
-
-    @property
-    def is_alive(self) -> bool:
-        return any(worker.poll() is None for worker in self._workers)
 
     def ask(self, number: int, variants: Sequence[Variant]) -> None:
         """Hand variants over, in a thread: the socket holds few, and workers take none before they have imported Triton."""
@@ -87,7 +66,7 @@ class CompileHelper:
             with suppress(OSError):  # they are gone: nobody waits for them
                 for place, variant in enumerate(variants):
                     message = {"id": [number, place], "variant": encode_variant(variant), "target": described}
-                    self._requests.send(json.dumps(message).encode())
+                    self.pool.requests.send(json.dumps(message).encode())
 
         Thread(target=send, daemon=True).start()
 
@@ -97,7 +76,7 @@ class CompileHelper:
         Waits while answers come, also those of other requests; empty after a silence of `wait_s`.
         """
         while number not in self._answers:
-            if not select.select([self._answered], [], [], wait_s)[0]:
+            if not select.select([self.pool.answered], [], [], wait_s)[0]:
                 return []
             if not self._read():
                 return None
@@ -105,25 +84,18 @@ class CompileHelper:
 
     def wait(self, patience_s: float) -> None:
         """Until every variant that was asked for is answered, whoever asked, or none has been for so long."""
-        while self._num_pending and select.select([self._answered], [], [], patience_s)[0] and self._read():
+        while self._num_pending and select.select([self.pool.answered], [], [], patience_s)[0] and self._read():
             pass
 
     def _read(self) -> bool:
         """Take in answers; False if no more can come."""
-        read = self._answered.read(1 << 16)
+        read = self.pool.answered.read(1 << 16)
         *lines, self._rest = (self._rest + (read or b"")).split(b"\n")
         for line in lines:
             request, variant, is_new = map(int, line.split())
             self._answers.setdefault(request, []).append((variant, bool(is_new)))
         self._num_pending -= len(lines)
         return bool(read)
-
-    def end(self) -> None:
-        self._requests.close()
-        self._answered.close()
-        for worker in self._workers:
-            worker.terminate()
-            worker.wait()
 
 
 class CompileHelpers:
@@ -134,9 +106,9 @@ class CompileHelpers:
         self._numbers = count()
 
     def begin(self) -> CompileHelper:
-        if self._helper is None or not self._helper.is_alive:
+        if self._helper is None or not self._helper.pool.is_alive:
             self.end()
-            self._helper = CompileHelper(COMMAND)
+            self._helper = CompileHelper(preload.take_compilers())
         return self._helper
 
     def ask(self, variants: Sequence[Variant]) -> tuple[CompileHelper, int]:
@@ -151,7 +123,7 @@ class CompileHelpers:
 
     def end(self) -> None:
         if self._helper is not None:
-            self._helper.end()
+            self._helper.pool.end()
             self._helper = None
 
 

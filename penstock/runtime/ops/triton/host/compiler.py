@@ -26,7 +26,6 @@ MAX_MESSAGE_BYTES = 1 << 18
 def main() -> None:
     """What a worker fails at, the launch that needs it compiles itself and says what is wrong."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.nice(5)
     import_module("penstock.runtime.ops.triton")
     triton_key()
     with socket.socket(fileno=0) as requests, suppress(OSError):  # nobody asks, or nobody listens

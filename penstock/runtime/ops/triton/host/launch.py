@@ -30,8 +30,21 @@ class KernelEntry:
         return self.function[grid]  # type: ignore[no-any-return]
 
 
+ENTRIES: list[KernelEntry] = []
+
+
 def entry(function: Any) -> KernelEntry:
-    return KernelEntry(function)
+    ENTRIES.append(KernelEntry(function))
+    return ENTRIES[-1]
+
+
+def settle_keys() -> None:
+    """Have every kernel hashed, in the same order in every process.
+
+    Before 3.9 Triton's hash of a kernel depended on which of the functions it calls had been hashed before it: what one process
+    compiled, another did not find."""
+    for each in sorted(ENTRIES, key=lambda each: (each.function.__module__, each.function.__name__)):
+        each.function.cache_key  # noqa: B018
 
 
 class Variant(NamedTuple):
