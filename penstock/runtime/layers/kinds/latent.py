@@ -7,7 +7,7 @@ from penstock.runtime.layers.linear import Linear
 from penstock.runtime.layers.norm import RMSNorm
 from penstock.runtime.layers.step import Step
 from penstock.runtime.models.spec import MLA
-from penstock.runtime.ops.kinds.latent import latent_attention, place_latents
+from penstock.runtime.ops.kinds.latent import LatentPlaces, latent_attention, place_latents
 
 
 class LatentAttention(nn.Module):
@@ -41,8 +41,8 @@ class LatentAttention(nn.Module):
         to_keys, to_values = made[:, : spec.plain_dim], made[:, spec.plain_dim :]
         q = x.new_empty((len(x), spec.num_heads, spec.kv_rank + spec.rope.dim))
         _multiply_heads(queries[..., : spec.plain_dim], to_keys, q[..., : spec.kv_rank])
-        norm = self.kv_a_norm
-        place_latents(q, self.kv_a(x), queries, norm.weight, norm.eps, angles, cache, layout.slots, spec)
+        places = LatentPlaces(self.kv_a_norm.weight, self.kv_a_norm.eps, angles, layout.slots)
+        place_latents(q, self.kv_a(x), queries, places, cache, spec)
         seen = latent_attention(q, cache, layout, spec)
         values = x.new_empty((len(x), spec.num_heads, spec.value_dim))
         _multiply_heads(seen, to_values.mT, values)

@@ -4,7 +4,7 @@ Queries come multiplied with what would make keys of latents (absorbed), so a la
 """
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,6 +15,16 @@ from penstock.runtime.ops.layout import BatchLayout, LatentCache
 from penstock.runtime.ops.norm import rms_norm
 from penstock.runtime.ops.op import operation
 from penstock.runtime.ops.rope import Angles, angle_table
+
+
+class LatentPlaces(NamedTuple):
+    """Where a step's tokens go, and what makes them ready for it."""
+
+    weight: Tensor
+    """Of the latents' norm."""
+    eps: float
+    angles: Angles
+    slots: Tensor
 
 
 def rotate_neighbours(x: Tensor, angles: Angles) -> Tensor:
@@ -35,28 +45,20 @@ def _place_examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
             drawn = [torch.randn(shape, generator=generator, device=device).to(dtype) for shape in shapes]
             weight = torch.rand(rank, generator=generator, device=device) + 0.5
             angles = angle_table(spec.rope, 64, device).at(places)
-            yield *drawn[:3], weight, 1e-5, angles, LatentCache(drawn[3]), slots, spec
+            yield *drawn[:3], LatentPlaces(weight, 1e-5, angles, slots), LatentCache(drawn[3]), spec
 
 
 @operation(_place_examples)
 def place_latents(
-    q: Tensor,
-    made: Tensor,
-    queries: Tensor,
-    weight: Tensor,
-    eps: float,
-    angles: Angles,
-    cache: LatentCache,
-    slots: Tensor,
-    spec: MLA,
+    q: Tensor, made: Tensor, queries: Tensor, places: LatentPlaces, cache: LatentCache, spec: MLA
 ) -> None:
     """Norms the latents of `made` [tokens, kv_rank + rope], turns the keys behind them, and writes both to their slots; turns
     the end of `queries` [tokens, heads, plain + rope] and lays it down as that of `q` [tokens, heads, kv_rank + rope]."""
     latents, keys = made.tensor_split([spec.kv_rank], dim=-1)
-    turned = rotate_neighbours(keys.unsqueeze(1), angles).squeeze(1)
-    held = torch.cat((rms_norm(latents.contiguous(), weight, eps), turned), dim=-1)
-    cache.latents.flatten(0, 1).index_copy_(0, slots, held.to(cache.latents.dtype))
-    q[..., spec.kv_rank :] = rotate_neighbours(queries[..., spec.plain_dim :], angles)
+    turned = rotate_neighbours(keys.unsqueeze(1), places.angles).squeeze(1)
+    held = torch.cat((rms_norm(latents.contiguous(), places.weight, places.eps), turned), dim=-1)
+    cache.latents.flatten(0, 1).index_copy_(0, places.slots, held.to(cache.latents.dtype))
+    q[..., spec.kv_rank :] = rotate_neighbours(queries[..., spec.plain_dim :], places.angles)
 
 
 def _examples(device: torch.device) -> Iterator[tuple[Any, ...]]:

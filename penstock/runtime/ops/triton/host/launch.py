@@ -43,8 +43,9 @@ def settle_keys() -> None:
 
     Before 3.9 Triton's hash of a kernel depended on which of the functions it calls had been hashed before it: what one process
     compiled, another did not find."""
-    for each in sorted(ENTRIES, key=lambda each: (each.function.__module__, each.function.__name__)):
-        each.function.cache_key  # noqa: B018
+    functions = [each.function for each in ENTRIES if isinstance(each.function, JITFunction)]  # none is interpreted
+    for function in sorted(functions, key=lambda each: (each.__module__, each.__name__)):
+        function.cache_key  # noqa: B018
 
 
 class Variant(NamedTuple):

@@ -9,9 +9,8 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.runtime.models.spec import MLA
-from penstock.runtime.ops.kinds.latent import latent_attention, place_latents
+from penstock.runtime.ops.kinds.latent import LatentPlaces, latent_attention, place_latents
 from penstock.runtime.ops.layout import BatchLayout, LatentCache
-from penstock.runtime.ops.rope import Angles
 from penstock.runtime.ops.triton.attend import decode
 from penstock.runtime.ops.triton.attend.decode_kernels import join_heads
 from penstock.runtime.ops.triton.attend.paged import LOG2_E, slots_of
@@ -65,35 +64,15 @@ def _place(
     tl.store(target + HALF, second.to(q.dtype.element_ty), mask=is_there)
 
 
-def _fits_place(
-    q: Tensor,
-    made: Tensor,
-    queries: Tensor,
-    weight: Tensor,
-    eps: float,
-    angles: Angles,
-    cache: LatentCache,
-    slots: Tensor,
-    spec: MLA,
-) -> bool:
+def _fits_place(q: Tensor, made: Tensor, queries: Tensor, places: LatentPlaces, cache: LatentCache, spec: MLA) -> bool:
     return len(q) > 0 and all(each.is_contiguous() for each in (q, made, queries, cache.latents))
 
 
 @place_latents.kernel("cuda", fits=_fits_place)
-def place_tokens(
-    q: Tensor,
-    made: Tensor,
-    queries: Tensor,
-    weight: Tensor,
-    eps: float,
-    angles: Angles,
-    cache: LatentCache,
-    slots: Tensor,
-    spec: MLA,
-) -> None:
+def place_tokens(q: Tensor, made: Tensor, queries: Tensor, places: LatentPlaces, cache: LatentCache, spec: MLA) -> None:
     half = spec.rope.dim // 2
     _place[(len(q),)](
-        q, made, queries, weight, angles.cosine, angles.sine, cache.latents, slots, eps,
+        q, made, queries, places.weight, *places.angles, cache.latents, places.slots, places.eps,
         HEADS=spec.num_heads, HEADS_PAD=triton.next_power_of_2(spec.num_heads), RANK=spec.kv_rank,
         RANK_PAD=triton.next_power_of_2(spec.kv_rank), PLAIN=spec.plain_dim, HALF=half,
         HALF_PAD=triton.next_power_of_2(half), **chained(), num_warps=4,
