@@ -39,8 +39,9 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "ops": ("errors", "preload", "models.spec", "models.kinds"),
     "layers": ("errors", "ops", "models.spec", "models.kinds"),
     "execution": (
-        "errors", "preload", "garbage", "layers", "ops", "core.batch", "core.request", "core.runner", "config", "sizing", "formats",
-        "models.spec", "models.kinds.cache", "models.weights", "models.ranks", "models.sharding", "models.adapters",
+        "errors", "preload", "garbage", "layers", "ops", "core.batch", "core.request", "core.runner", "config", "sizing",
+        "formats", "models.spec", "models.kinds.cache", "models.weights", "models.ranks", "models.sharding",
+        "models.adapters",
     ),
     "draft": ("errors", "core"),
     "train": ("errors", "core.batch", "core.request", "formats", "models.spec", "execution", "ops"),
