@@ -202,14 +202,15 @@ class ServerHealth:
         self.is_draining = False
         self.at_drain: list[Callable[[], None]] = []
         """Told when draining begins: work that is no call ends then."""
+        self.num_held = 0
+        """Requests whose model is being loaded for them, until they are admitted."""
         self._models = models
         self._pool = pool
 
     @property
     def num_open(self) -> int:
-        """Calls admitted and not over, and those that wait for a model."""
-        num_waiting = 0 if self._pool is None else self._pool.num_waiting
-        return num_waiting + sum(model.admission.num_open for model in self._models)
+        """Calls admitted and not over, and requests that wait for a model."""
+        return self.num_held + sum(model.admission.num_open for model in self._models)
 
     @property
     def is_alive(self) -> bool:
@@ -296,23 +297,23 @@ class Front:
         resident = model.resident
         if resident is None:
             return
-        if resident.is_open:
-            await pool.acquire(resident, tenant=caller.tenant)
-        else:
-            timeout_s = None if caller.deadline_ms is None else caller.deadline_ms / 1000
-            await hold(
-                request,
-                pool.acquire(resident, timeout_s, tenant=caller.tenant),
-                delivery,
-                partial(pool.progress, resident),
-            )
-        with ExitStack() as stack:
-            stack.callback(pool.release, resident, delivery.keep_alive_s if self.may_unload(request) else None)
-            self._enter(request, model, caller.tenant)
-            exchange = exchange_of(request.scope)
-            if exchange.leave is not None:
-                stack.callback(exchange.leave)
-            exchange.leave = stack.pop_all().close
+        self.health.num_held += 1
+        try:
+            if resident.is_open:
+                await pool.acquire(resident, tenant=caller.tenant)
+            else:
+                timeout_s = None if caller.deadline_ms is None else caller.deadline_ms / 1000
+                ready = pool.acquire(resident, timeout_s, tenant=caller.tenant)
+                await hold(request, ready, delivery, partial(pool.progress, resident))
+            with ExitStack() as stack:
+                stack.callback(pool.release, resident, delivery.keep_alive_s if self.may_unload(request) else None)
+                self._enter(request, model, caller.tenant)
+                exchange = exchange_of(request.scope)
+                if exchange.leave is not None:
+                    stack.callback(exchange.leave)
+                exchange.leave = stack.pop_all().close
+        finally:
+            self.health.num_held -= 1
 
     def may_unload(self, request: Request) -> bool:
         """How long a model stays is a client's to say where there is one key at most, and otherwise an admin's."""
