@@ -22,6 +22,9 @@ class Judge:
         self.answer = lambda told: {"allow": "bad " not in json.dumps(told), "message": "no bad words"}
         self.status = 200
         self.writers: list[asyncio.StreamWriter] = []
+        self.released = asyncio.Event()
+        """Until it is set, nothing is judged."""
+        self.released.set()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.writers.append(writer)
@@ -31,6 +34,7 @@ class Judge:
                 size = int(head.split("content-length: ")[1].split("\r\n")[0])
                 told = json.loads(await reader.readexactly(size))
                 self.asked.append(told)
+                await self.released.wait()
                 body = json.dumps(self.answer(told)).encode()
                 writer.write(b"HTTP/1.1 %d X\r\ncontent-length: %d\r\n\r\n%b" % (self.status, len(body), body))
         except (asyncio.IncompleteReadError, ConnectionError):

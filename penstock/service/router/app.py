@@ -34,7 +34,7 @@ from penstock.service.router.kept.lists import merged_list
 from penstock.service.router.members import Members
 from penstock.service.router.policy import RoutedCall
 from penstock.service.router.proxy.asked import BYTES_PER_TOKEN, NOTHING, Wanted, chunk_hashes, wanted_of
-from penstock.service.router.proxy.client import InboundConnection
+from penstock.service.router.proxy.client import InboundConnection, shutting_down
 from penstock.service.router.proxy.incoming import AnswerSink, Incoming, PlainCaller
 from penstock.service.router.proxy.job import AdmittedRequest, Job, RelayOutcome
 from penstock.service.router.proxy.relay import Relay
@@ -95,7 +95,7 @@ class RouterApp:
         self.gate = Gate(gateway, self.fleet) if gateway is not None else None
         self.dispatch = Dispatcher(config, self.fleet, self.access, self.gate)
         self.meters = self.dispatch.meters
-        self._guardrails = Guardrails(self.meters.guardrails, self._run, self._refuse)
+        self._guardrails = Guardrails(self.meters.guardrails, self._answer, self._refuse)
         self.tls = TlsContexts(listen.tls)
         self.members = Members(
             self.fleet, config, replica_key, self.changed, lambda: self.tls.outgoing(config.replica_ca)
@@ -108,6 +108,8 @@ class RouterApp:
         self._names = RandomNames()
         self._clients: set[InboundConnection] = set()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._answers: set[asyncio.Task[None]] = set()
+        """Of these, the ones that clients wait for."""
 
     # From start to end
 
@@ -120,10 +122,17 @@ class RouterApp:
             self._run(self.gate.refresh())
             self._run(BillCollector(self.gate.gateway, self.members).run())
 
-    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+    def _run(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
+
+    def _answer(self, work: Coroutine[Any, Any, None]) -> None:
+        """A part of a request's way that takes its time; a drain waits for it."""
+        task = self._run(work)
+        self._answers.add(task)
+        task.add_done_callback(self._answers.discard)
 
     async def close(self) -> None:
         tasks = list(self._tasks)
@@ -140,18 +149,19 @@ class RouterApp:
             self._tracer.close()
 
     async def drain(self, patience_s: float) -> int:
-        """Take nothing new and wait for what is under way; returns how many are left."""
+        """Take nothing new and wait for what is under way, and for clients to read it; returns how many are left."""
         self.is_draining = True
         end_s = time.monotonic() + patience_s
         for client in tuple(self._clients):
             client.close_when_done()
-        while self.num_open and time.monotonic() < end_s:
+        while (self.num_open or any(one.has_unread for one in self._clients)) and time.monotonic() < end_s:
             await asyncio.sleep(0.02)
         return self.num_open
 
     @property
     def num_open(self) -> int:
-        return len(self.dispatch.relays)
+        """Requests being answered, and those on their way to a replica or from one to their client."""
+        return len(self.dispatch.relays) + len(self._answers)
 
     @property
     def num_parked(self) -> int:
@@ -211,7 +221,7 @@ class RouterApp:
             elif request.method == "OPTIONS":
                 client.respond(*self._own_answer(request, request_id, 200, "text/plain", b""))
             elif request.path == "/v1/usage" and self.gate is not None and request.method == "GET":
-                self._run(self._tell_usage(request, request_id, client, self.gate, request.caller))
+                self._answer(self._tell_usage(request, request_id, client, self.gate, request.caller))
             elif request.path.startswith(PROXIED) or request.path in PROXIED_PATHS or is_for_any_replica(request.path):
                 self._route(request, request_id, client)
             else:
@@ -262,10 +272,10 @@ class RouterApp:
 
     def _route(self, request: Incoming, request_id: bytes, client: AnswerSink) -> None:
         if self.is_draining:
-            raise unavailable("the router is shutting down; send the request elsewhere", 1, code="shutting_down")
+            raise shutting_down()
         guardrails = self.gate.guardrails(request) if self.gate is not None else None
         if guardrails is not None and guardrails.before:
-            self._run(self._judge(guardrails, request, request_id, client))
+            self._answer(self._judge(guardrails, request, request_id, client))
         else:
             self._admit(request, request_id, client)
 
@@ -289,7 +299,7 @@ class RouterApp:
             known = next((model for model in models if self.fleet.is_known(model)), models[0])
             arrival = arrival._replace(model=known, ticket=ticket)
             if ticket.scopes:
-                self._run(self._reserve(arrival, self.gate, ticket))
+                self._answer(self._reserve(arrival, self.gate, ticket))
                 return
         self._start(arrival)
 
@@ -311,7 +321,7 @@ class RouterApp:
         if self.dispatch.is_told and arrival.request.path in BLOCK_PATHS:
             pools = [pool for one, pool in self.members if pool.is_ours and self.fleet.takes(one, time.monotonic())]
         if pools:
-            self._run(self._learn_blocks(arrival, pools[arrival.call.number % len(pools)]))
+            self._answer(self._learn_blocks(arrival, pools[arrival.call.number % len(pools)]))
         else:
             self._begin(arrival)
 
@@ -333,7 +343,7 @@ class RouterApp:
     def _begin(self, arrival: AdmittedRequest) -> None:
         job = self._job(arrival)
         if arrival.request.path in LISTS and arrival.request.method == "GET":
-            self._run(self._list(arrival, job))
+            self._answer(self._list(arrival, job))
             return
         if not self.fleet.is_known(arrival.model):
             self._take_back(arrival)

@@ -42,6 +42,12 @@ def serves(models: tuple[str, ...] | None, model: str) -> bool:
     return ("*" in model or "+" in model) and all(piece.partition("*")[0] in models for piece in model.split("+"))
 
 
+def _unless_none(ready: list[bool], wanted: list[bool]) -> list[bool]:
+    """Those of the ready ones that are wanted; where none is, all that are ready."""
+    both = [one and other for one, other in zip(ready, wanted)]
+    return both if True in both else ready
+
+
 class ReplicaState(Enum):
     UNKNOWN = "unknown"
     """Not probed yet."""
@@ -163,8 +169,9 @@ class LiveFleet:
 
     def is_known(self, model: str) -> bool:
         """Some replica serves it, or might; before the first has come, any may."""
-        replicas = tuple(self)
-        return not (model and replicas) or any(serves(replica.models, model) for replica in replicas)
+        if not model or not self._replicas:
+            return True
+        return any(serves(replica.models, model) for replica in self._replicas.values())
 
     def wait_s(self, model: str, now: float) -> float:
         """Until a prompt would be begun, as far as it can be told; endless where no replica takes one."""
@@ -186,12 +193,12 @@ class LiveFleet:
         left.
         """
         ready = [self.takes(replica, now) for replica in replicas]
-        if any(good and not one.only_prefills for good, one in zip(ready, replicas)):
-            ready = [good and not one.only_prefills for good, one in zip(ready, replicas)]
-        if not any(ready):  # a doubtful one rather than none
+        if any(one.only_prefills for one in replicas):
+            ready = _unless_none(ready, [not one.only_prefills for one in replicas])
+        if True not in ready:  # a doubtful one rather than none
             ready = [replica.state is ReplicaState.READY and not replica.is_draining for replica in replicas]
-        if tried and any(good and replica.name not in tried for good, replica in zip(ready, replicas)):
-            ready = [good and replica.name not in tried for good, replica in zip(ready, replicas)]
+        if tried:
+            ready = _unless_none(ready, [replica.name not in tried for replica in replicas])
         return [
             ReplicaView(
                 replica.name,
@@ -233,8 +240,10 @@ class LiveFleet:
 
     def _lead_to_loaded(self, replicas: list[LiveReplica], views: list[ReplicaView], model: str) -> bool:
         """Leave out replicas that would load the model or adapter first, unless those that have it are far busier."""
+        if not model:
+            return False
         ready = [index for index, view in enumerate(views) if view.is_ready]
-        loaded = [index for index in ready if not model or model in replicas[index].loaded]
+        loaded = [index for index in ready if model in replicas[index].loaded]
         if not loaded or len(loaded) == len(ready):
             return False
         least = min(views[index].num_pending for index in ready)

@@ -28,7 +28,7 @@ from penstock.service.edge.headers import (
     too_long,
 )
 from penstock.service.edge.memory import LARGE_BYTES, trim_soon
-from penstock.service.edge.refusal import Refusal, not_http
+from penstock.service.edge.refusal import Refusal, not_http, unavailable
 from penstock.service.router.proxy.incoming import AnswerSink, Incoming, target_of
 
 BODY_S = 60.0
@@ -362,12 +362,20 @@ class InboundConnection(asyncio.Protocol):
         self._handler.refuse(incoming, self, error)
 
     def close_when_done(self) -> None:
-        """No further request is taken on this connection."""
+        """No further request is taken on this connection; a request whose body is still coming is refused."""
         self._is_closing = True
         if self._session is not None:
             self._session.drain()
         elif not self._is_answering and self.is_open:
-            self.transport.close()
+            if self._head is NO_HEAD:
+                self.transport.close()
+            else:
+                self.refuse(shutting_down())
+
+    @property
+    def has_unread(self) -> bool:
+        """Its client has yet to read an answer, or why it was refused while it was sending."""
+        return self.is_open and (self._is_refused or self.transport.get_write_buffer_size() > 0)
 
     def abort(self) -> None:
         if self.transport is not None:
@@ -391,6 +399,10 @@ class InboundConnection(asyncio.Protocol):
 
     def _connection_header(self) -> bytes:
         return b"connection: close\r\n" if self._is_closing else b""
+
+
+def shutting_down() -> Refusal:
+    return unavailable("the router is shutting down; send the request elsewhere", 1, code="shutting_down")
 
 
 def _status_line(status: int) -> bytes:
