@@ -23,9 +23,9 @@ from penstock.service.server.http.answer import HttpAnswer
 from penstock.service.server.http.body import BodyReader
 from penstock.service.server.http.call import Call
 from penstock.service.server.http.calls import Calls, OpenCall
-from penstock.service.server.http.connection import exchange_of
-from penstock.service.server.http.faults import ApiError, ErrorKind, busy, invalid
-from penstock.service.server.http.relay import RELAYED, check_resumed, relayed_of
+from penstock.service.server.http.connection import ServerExchange, exchange_of
+from penstock.service.server.http.faults import ApiError, ErrorKind, invalid, shutting_down
+from penstock.service.server.http.relay import RELAYED, check_resumed
 from penstock.service.server.http.trace import SpanTracer
 from penstock.service.server.jobs.bills import Bills
 from penstock.service.server.pool.hold import hold
@@ -238,7 +238,7 @@ class ServerHealth:
     def check_open(self) -> None:
         """Raise the error that says why no request is taken now."""
         if self.is_draining:
-            raise busy("the server is shutting down; send the request elsewhere", 1, code="shutting_down")
+            raise shutting_down()
         if self._pool is None and not any(model.is_open for model in self._models):
             raise loading()
 
@@ -280,10 +280,11 @@ class Front:
         if self.models.only is not None and self.pool is None:  # refused before a byte of the body is read
             self.models.only.admission.check(caller.tenant)
         body, ignored = await self.bodies.read(request, type_, refused)
-        exchange_of(request.scope).read_s = read_s = time.monotonic()
+        exchange = exchange_of(request.scope)
+        exchange.read_s = read_s = time.monotonic()
         model = self.models.find(getattr(body, "model", None))
         if self.pool is None:
-            self._enter(request, model, caller.tenant)  # once the body is here, not while it trickles in
+            self._enter(exchange, model, caller.tenant)  # once the body is here, not while it trickles in
             return Begun(body, model, caller, ignored)
         delivery = delivery_of(body)
         if not delivery.is_unload:
@@ -307,8 +308,8 @@ class Front:
                 await hold(request, ready, delivery, partial(pool.progress, resident))
             with ExitStack() as stack:
                 stack.callback(pool.release, resident, delivery.keep_alive_s if self.may_unload(request) else None)
-                self._enter(request, model, caller.tenant)
                 exchange = exchange_of(request.scope)
+                self._enter(exchange, model, caller.tenant)
                 if exchange.leave is not None:
                     stack.callback(exchange.leave)
                 exchange.leave = stack.pop_all().close
@@ -334,9 +335,8 @@ class Front:
         finally:
             pool.release(resident)
 
-    def _enter(self, request: Request, model: ServedModel, tenant: str) -> None:
+    def _enter(self, exchange: ServerExchange, model: ServedModel, tenant: str) -> None:
         model.admission.enter(tenant)
-        exchange = exchange_of(request.scope)
         exchange.model = model.known_name
         exchange.leave = partial(model.admission.leave, tenant)
 
@@ -364,13 +364,14 @@ def tenant_of(request: Request) -> str:
 
 
 def caller_of(request: Request) -> Caller:
-    relayed = relayed_of(request)
+    exchange = exchange_of(request.scope)
+    relayed = exchange.relayed
     return Caller(
-        tenant=tenant_of(request),
+        tenant=exchange.tenant,
         most=relayed.most if relayed is not None else None,
         account=relayed.account if relayed is not None else "",
         deadline_ms=_deadline_ms(request.headers.get(DEADLINE_HEADER)),
-        request_id=exchange_of(request.scope).name,
+        request_id=exchange.name,
     )
 
 

@@ -16,7 +16,7 @@ from penstock.service.edge.memory import LARGE_BYTES, trim_memory
 from penstock.service.server.http.connection import exchange_of, until_gone
 from penstock.service.server.http.faults import ApiError, ErrorKind, invalid, unsupported
 from penstock.service.server.http.large import BYTES_BEGUN, BurstGate, Turns, yield_to_others
-from penstock.service.server.http.relay import RELAYED, relayed_of, split_body
+from penstock.service.server.http.relay import RELAYED, split_body
 
 B = TypeVar("B", bound=msgspec.Struct)
 
@@ -164,10 +164,10 @@ class BodyReader:
 
     async def read(self, request: Request, type_: type[B], refused: Mapping[str, str]) -> tuple[B, tuple[str, ...]]:
         """The checked body, and the names of its fields that nothing reads; see `parse`."""
-        tenant = exchange_of(request.scope).tenant
+        exchange = exchange_of(request.scope)
+        tenant, relayed = exchange.tenant, exchange.relayed
         with open_account(self._in_flight, tenant) as account:
             data = await read_body(request, body_limits(self._max_bytes, self._max_context()), account)
-            relayed = relayed_of(request)
             if relayed is not None:
                 data, relayed.resumed = split_body(request, data)
                 RELAYED.set(relayed)

@@ -31,7 +31,7 @@ class ServerExchange:
     """Begins its answer early, while its model is being loaded."""
     tenant: str = ""
     is_admin: bool = False
-    stamp: Any = None
+    relayed: Any = None
     """What a router that is believed says of it."""
     read_s: float | None = None
     """When its body was there."""

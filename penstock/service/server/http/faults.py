@@ -106,6 +106,10 @@ def busy(
     return ApiError(ErrorKind.UNAVAILABLE, message, code=code, headers=headers)
 
 
+def shutting_down(headers: Headers = ()) -> ApiError:
+    return busy(SHUTTING_DOWN, 1, code="shutting_down", headers=headers)
+
+
 def failed() -> ApiError:
     return ApiError(ErrorKind.INTERNAL, "the server failed to answer; the fault is ours")
 
@@ -115,7 +119,7 @@ def error_of(error: PenstockError, retry_after_s: int = 1) -> ApiError:
     if isinstance(error, RequestError):
         return invalid(str(error), error.param, error.code)
     if isinstance(error, CapacityError):
-        return busy(str(error), retry_after_s)
+        return shutting_down() if str(error) == SHUTTING_DOWN else busy(str(error), retry_after_s)
     if isinstance(error, StoreError):
         return ApiError(ErrorKind.STORAGE, str(error), code="storage_unavailable")
     return failed()
@@ -130,7 +134,7 @@ def error_of_finish(finish: Finish, retry_after_s: int = 1) -> ApiError:
     if finish.fault is Fault.DEADLINE:
         return ApiError(ErrorKind.DEADLINE, finish.message, code="deadline_exceeded", headers=NO_RETRY)
     if finish.message == SHUTTING_DOWN:
-        return busy(SHUTTING_DOWN, retry_after_s, code="shutting_down", headers=LOST)
+        return shutting_down(LOST)
     if finish.message == GONE:
         return busy(GONE, retry_after_s, code="engine_restarting", headers=LOST)
     return ApiError(ErrorKind.INTERNAL, "the model failed on this request; others are not affected")

@@ -28,6 +28,7 @@ from penstock.service.server.http.answer import Json
 from penstock.service.server.http.connection import KEY, ServerExchange, exchange_of
 from penstock.service.server.http.faults import ApiError, ErrorKind, error_of, failed, log_fault
 from penstock.service.server.http.large import TENANT, BurstGate
+from penstock.service.server.http.relay import relayed_by
 from penstock.service.server.websocket.session import SocketSession, refuse
 
 LOGGER = logging.getLogger(__name__)
@@ -88,7 +89,7 @@ class Guard:
                 spent_ms = round((time.monotonic() - start_s) * 1000)
                 is_stream = any(pair in message["headers"] for pair in dialect.stream_headers[:1])
                 message["headers"] = [*message["headers"], *extra, *dialect.headers(request_id, spent_ms)]
-                if exchange.stamp is not None:
+                if exchange.relayed is not None:
                     message["headers"].append((TRUST_HEADER, b"1"))
                 self._on_response(scope, status)
             await send(message)
@@ -148,8 +149,8 @@ class Guard:
         self.access.check(method, headers)
         tenant = self.access.tenant(method, path, headers)
         stamp = read_stamp(headers.get(marks.RELAY_HEADER, b""))
-        if tenant == ROUTER or self.access.is_open:
-            exchange.stamp = stamp
+        if stamp is not None and (tenant == ROUTER or self.access.is_open):
+            exchange.relayed = relayed_by(stamp, headers)
         exchange.tenant = tenant = self._stamped(tenant, stamp)
         TENANT.set(tenant)
         exchange.is_admin = ApiKeys.is_admin(tenant)

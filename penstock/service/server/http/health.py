@@ -46,7 +46,7 @@ async def metrics(request: Request) -> Plain:
 
 def _offer(front: Front, request: Request) -> list[tuple[bytes, bytes]]:
     """For a router that we know: what other replicas may fetch here."""
-    is_told = front.pool is None and exchange_of(request.scope).stamp is not None
+    is_told = front.pool is None and exchange_of(request.scope).relayed is not None
     offer = offer_of(front.models.first.client, front.config.role) if is_told else None
     return [] if offer is None else [(kv_events.OFFER_HEADER, offer.encode())]
 

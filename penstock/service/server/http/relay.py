@@ -7,7 +7,7 @@ is set for the task that handles the request.
 
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -15,8 +15,8 @@ from hashlib import blake2b
 from starlette.requests import Request
 
 from penstock.service import kv_events, marks
+from penstock.service.edge.stamp import RelayStamp
 from penstock.service.server.http.call import Call
-from penstock.service.server.http.connection import exchange_of
 from penstock.service.server.http.faults import invalid
 
 MAX_RESUME_BYTES = 4 << 20
@@ -56,23 +56,17 @@ class Relayed:
 RELAYED: ContextVar[Relayed | None] = ContextVar("relayed", default=None)
 
 
-def relayed_of(request: Request) -> Relayed | None:
-    """None for a request of a client's own: the guard believes nobody but a router it knows."""
-    stamp = exchange_of(request.scope).stamp
-    if stamp is None:
-        return None
-    most = marks.bound_of(request.headers.get(marks.MOST_HEADER.decode(), "").encode("latin-1"))
-    account = request.headers.get(marks.ACCOUNT_HEADER.decode(), "")[:MAX_ACCOUNT]
-    asks_blocks = kv_events.BLOCKS_HEADER.decode() in request.headers
+def relayed_by(stamp: RelayStamp, headers: Mapping[bytes, bytes]) -> Relayed:
+    """What a router says of a request in its headers, its stamp among them."""
     return Relayed(
         stamp.key,
         stamp.created,
         stamp.priority,
-        most=most,
-        account=account,
-        asks_blocks=asks_blocks,
-        only_prefills=kv_events.PREFILL_HEADER.decode() in request.headers,
-        peer=request.headers.get(kv_events.PEER_HEADER.decode(), "")[:MAX_PEER],
+        most=marks.bound_of(headers.get(marks.MOST_HEADER, b"")),
+        account=headers.get(marks.ACCOUNT_HEADER, b"")[:MAX_ACCOUNT].decode("latin-1"),
+        asks_blocks=kv_events.BLOCKS_HEADER in headers,
+        only_prefills=kv_events.PREFILL_HEADER in headers,
+        peer=headers.get(kv_events.PEER_HEADER, b"")[:MAX_PEER].decode("latin-1"),
     )
 
 

@@ -12,7 +12,6 @@ from starlette.requests import ClientDisconnect, Request
 from penstock.service.server.dialect import Dialect, Progress
 from penstock.service.server.generation import Delivery
 from penstock.service.server.http.connection import exchange_of, until_gone
-from penstock.service.server.http.relay import relayed_of
 
 PROGRESS_S = 0.5
 PING_S = 10.0
@@ -22,7 +21,8 @@ async def hold(request: Request, ready: Awaitable[None], delivery: Delivery, pro
     """Wait with the client. Raises what `ready` does, or ClientDisconnect."""
     waiting = asyncio.ensure_future(ready)
     gone = asyncio.ensure_future(until_gone(request.receive))
-    tells = delivery.is_stream and relayed_of(request) is None  # a router waits by itself, and may ask another
+    is_relayed = exchange_of(request.scope).relayed is not None  # a router waits by itself, and may ask another
+    tells = delivery.is_stream and not is_relayed
     pause_s = PROGRESS_S if delivery.reports_progress else PING_S
     is_begun = False
     try:

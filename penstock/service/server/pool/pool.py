@@ -21,10 +21,10 @@ from typing import Any
 from penstock.errors import CapacityError, ModelFileError, PenstockError
 from penstock.metrics.exposition import Metric
 from penstock.service.server.dialect import Progress
-from penstock.service.server.http.faults import ApiError
+from penstock.service.server.http.faults import ApiError, shutting_down
 from penstock.service.server.pool.loads import ModelLoads, PooledModel, taken_bytes
 from penstock.service.server.pool.policy import SwitchDebts, can_ever_fit, decide
-from penstock.service.server.pool.refusals import MIB, crowded, load_failed, not_yet, reason_of, stopping, too_large
+from penstock.service.server.pool.refusals import MIB, crowded, load_failed, not_yet, reason_of, too_large
 from penstock.service.server.pool.resident import PoolMeters, Residency, Resident
 from penstock.service.server.threads import on_daemon_thread
 
@@ -157,7 +157,7 @@ class ModelPool:
 
     def _check(self, resident: Resident) -> None:
         if self._is_stopping:
-            raise stopping()
+            raise shutting_down()
         if not can_ever_fit(resident, self.residents, self.budget_bytes):
             raise too_large(resident, self.budget_bytes)
         left_s = resident.retry_s - time.monotonic()
@@ -187,7 +187,7 @@ class ModelPool:
         self._is_stopping = True
         self._called.set()
         for one in self.residents:
-            self._refuse(one, stopping)
+            self._refuse(one, shutting_down)
         await asyncio.gather(*(one.served.client.stop() for one in self.models.values()))
         await asyncio.gather(*self._loads.supervisors, return_exceptions=True)
         for task in self._tasks:

@@ -10,10 +10,6 @@ from penstock.service.server.pool.resident import Residency, Resident
 MIB = 2**20
 
 
-def stopping() -> ApiError:
-    return busy("the server is shutting down; send the request elsewhere", 1, code="shutting_down")
-
-
 def crowded(resident: Resident) -> ApiError:
     return busy(f"{resident.num_waiting:,} requests wait for {resident.name!r} to be loaded; try later", 5)
 
