@@ -52,6 +52,10 @@ PUBLISHED = {
     "deepseek-v2": 235_741_434_880,
     "deepseek-v3": 671_026_404_352,
     "deepseek-r1": 671_026_404_352,
+    "granite-4.0-h-micro": 3_191_396_096,
+    "granite-4.0-h-tiny": 6_939_037_248,
+    "granite-4.0-h-small": 32_207_337_984,
+    "qwen3-next-80b-a3b": 79_674_391_296,
 }
 
 

@@ -88,6 +88,24 @@ def _deepseek(model_type: str, *shape: Any, kv: int, experts: int, active: int, 
     }
 
 
+def _granite4(hidden: int, width: int, heads: str, **rest: Any) -> Config:
+    """Four of 40 layers attend, without positions; the others are Mamba-2 with heads of 64 numbers."""
+    return _config("granitemoehybrid", 100_352, hidden, width, 40, heads) | {
+        "max_position_embeddings": 131_072,
+        "position_embedding_type": "nope",
+        "rms_norm_eps": 1e-5,
+        "layer_types": ["attention" if layer % 10 == 5 else "mamba" for layer in range(40)],
+        "mamba_n_heads": hidden // 32,
+        "mamba_d_head": 64,
+        "mamba_d_state": 128,
+        "mamba_n_groups": 1,
+        "embedding_multiplier": 12,
+        "residual_multiplier": 0.22,
+        "tie_word_embeddings": True,
+        **rest,
+    }
+
+
 _DEEPSEEK_YARN = {
     "type": "yarn",
     "factor": 40,
@@ -325,6 +343,43 @@ CONFIGS: dict[str, Config] = {
     ),
     "deepseek-v3": _DEEPSEEK_V3,
     "deepseek-r1": _DEEPSEEK_V3,
+    "granite-4.0-h-micro": _granite4(
+        *(2048, 8192, "32/8"),
+        num_local_experts=0,
+        shared_intermediate_size=8192,
+        attention_multiplier=0.015625,
+        logits_scaling=8,
+    ),
+    "granite-4.0-h-tiny": _granite4(
+        *(1536, 512, "12/4"),
+        num_local_experts=64,
+        num_experts_per_tok=6,
+        shared_intermediate_size=1024,
+        attention_multiplier=0.0078125,
+        logits_scaling=6,
+    ),
+    "granite-4.0-h-small": _granite4(
+        *(4096, 768, "32/8"),
+        num_local_experts=72,
+        num_experts_per_tok=10,
+        shared_intermediate_size=1536,
+        attention_multiplier=0.0078125,
+        logits_scaling=16,
+    ),
+    "qwen3-next-80b-a3b": _qwen(
+        "qwen3_next",
+        *(151_936, 2048, 5120, 48, "16/2/256"),
+        context=262_144,
+        rope_theta=1e7,
+        linear_num_value_heads=32,
+        linear_num_key_heads=16,
+        linear_key_head_dim=128,
+        linear_value_head_dim=128,
+        num_experts=512,
+        num_experts_per_tok=10,
+        moe_intermediate_size=512,
+        shared_expert_intermediate_size=512,
+    ),
 }
 
 HUB = {
@@ -371,6 +426,10 @@ HUB = {
     "deepseek-v2": "deepseek-ai/DeepSeek-V2-Chat",
     "deepseek-v3": "deepseek-ai/DeepSeek-V3",
     "deepseek-r1": "deepseek-ai/DeepSeek-R1",
+    "granite-4.0-h-micro": "ibm-granite/granite-4.0-h-micro",
+    "granite-4.0-h-tiny": "ibm-granite/granite-4.0-h-tiny",
+    "granite-4.0-h-small": "ibm-granite/granite-4.0-h-small",
+    "qwen3-next-80b-a3b": "Qwen/Qwen3-Next-80B-A3B-Instruct",
 }
 """Where each is published, so that a plan can name what to serve."""
 
