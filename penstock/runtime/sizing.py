@@ -19,11 +19,11 @@ MAX_BATCH_TOKENS = 2048
 """Most tokens of a step where nothing is asked and nothing is known of the device: enough to keep any busy."""
 MIN_BATCH_TOKENS = 128
 SERVED_STEP_S, OFFLINE_STEP_S, CPU_STEP_S = 0.12, 0.25, 1.0
+"""How long a step may take, unless asked: on a GPU with somebody reading along and with nobody, and on a CPU."""
 SHARED_CPU_STEP_S, MIN_SHARED_TOKENS = 0.04, 32
 MIN_TARGET_TOKENS = 16
 SHARED_PART = 4
 """Steps that several tenants share have a fourth of the tokens of others, but a place for everybody who generates."""
-"""How long a step may take, unless asked: on a GPU with somebody reading along and with nobody, and on a CPU."""
 MOST_STEP_TOKENS = {"gpu": 8192, "cpu": 1024}
 """Longer steps than these are no faster a token, and each token of a step takes memory."""
 
