@@ -1,14 +1,15 @@
 """Ten loads that no cost was fitted on, predicted and measured: bursts, long tails, shared prefixes, sessions.
 
-    python -m benchmarks.unseen [--model default] [--loads bursty,sessions] [--state FILE] [--out FILE]
+    python -m benchmarks.unseen [--model default] [--turns 4] [--rate 0.6] [--loads bursty,sessions] [--state FILE] [--out FILE]
 
-Each load is one run of its own. Its engine is calibrated bit by bit before and while it is served, as `benchmarks.accuracy`
-does it, and predicted for a machine as fast and as even as it was around then; the cost itself is fitted to the bits of all
-runs, never to the steps of a load. The engine is busy for a third to two thirds of the time: near its capacity a machine that
-is slower by a twentieth makes waits longer by a third, and no prediction of a shared machine is nearer than that. Speculation
-is off on both sides: what drafts save depends on the text. A run holds where the p50 of TTFT, TPOT and E2E are within 8 %,
-their p95 within 15 % and the throughput within 3 %. Beside each figure stands the interval in which nine measurements of ten
-should lie, and in the end how many did.
+Each load is one run of its own, served in several turns with other requests each time: half a minute of a shared machine says
+more about its neighbours than about a prediction. Percentiles are over the requests of all turns. Its engine is calibrated bit
+by bit before and while it is served, as `benchmarks.accuracy` does it, and predicted for a machine as fast and as even as it
+was around then; the cost itself is fitted to the bits of all runs, never to the steps of a load. The engine is busy for a
+third to two thirds of the time: near its capacity a machine that is slower by a twentieth makes waits longer by a third, and
+no prediction of a shared machine is nearer than that. Speculation is off on both sides: what drafts save depends on the text.
+A run holds where the p50 of TTFT, TPOT and E2E are within 8 %, their p95 within 15 % and the throughput within 3 %. Beside
+each figure stands the interval in which nine measurements of ten should lie, and in the end how many did.
 """
 
 import argparse
@@ -42,39 +43,51 @@ COVERED = 0.9
 """Of the intervals, those that must contain what was measured."""
 
 
-def recipes(vocab_size: int) -> dict[str, Recipe]:
+def recipes(vocab_size: int, rate: float) -> dict[str, Recipe]:
+    """`rate` times as many requests a second as an AMX machine of two cores bears well."""
     chat, short = LogNormal(80, 0.8, 8, 600), Uniform(8, 60)
     found = {
-        "bursty": Recipe(Gamma(6.0, 3.0), short, Uniform(8, 40), 100),
-        "bursty chat": Recipe(Gamma(2.2, 2.0), chat, LogNormal(40, 0.6, 4, 160), 50),
-        "long answers": Recipe(Poisson(1.5), LogNormal(60, 0.6, 8, 300), LogNormal(40, 1.2, 2, 500), 40),
-        "long prompts": Recipe(Poisson(1.3), LogNormal(120, 1.2, 8, 1500), LogNormal(30, 0.6, 4, 120), 36),
-        "one prefix": Recipe(Poisson(1.5), Uniform(30, 200), Uniform(10, 60), 40, SharedPrefix(800)),
-        "many prefixes": Recipe(Poisson(1.8), Uniform(20, 150), Uniform(10, 60), 45, SharedPrefix(400, 5, 0.8)),
+        "bursty": Recipe(Gamma(rate * 6.0, 3.0), short, Uniform(8, 40), 100),
+        "bursty chat": Recipe(Gamma(rate * 2.2, 2.0), chat, LogNormal(40, 0.6, 4, 160), 50),
+        "long answers": Recipe(Poisson(rate * 1.5), LogNormal(60, 0.6, 8, 300), LogNormal(40, 1.2, 2, 500), 40),
+        "long prompts": Recipe(Poisson(rate * 1.3), LogNormal(120, 1.2, 8, 1500), LogNormal(30, 0.6, 4, 120), 36),
+        "one prefix": Recipe(Poisson(rate * 1.5), Uniform(30, 200), Uniform(10, 60), 40, SharedPrefix(800)),
+        "many prefixes": Recipe(Poisson(rate * 1.8), Uniform(20, 150), Uniform(10, 60), 45, SharedPrefix(400, 5, 0.8)),
         "sessions": Recipe(
-            Poisson(0.8), Uniform(20, 120), Uniform(15, 60), 16, conversation=Conversation(3, think_s=0.8)
+            Poisson(rate * 0.8), Uniform(20, 120), Uniform(15, 60), 16, conversation=Conversation(3, think_s=0.8)
         ),
         "sessions of one system": Recipe(
-            Poisson(0.8), Uniform(20, 80), Uniform(15, 50), 16, SharedPrefix(300), conversation=Conversation(3, 0.5)
+            Poisson(rate * 0.8),
+            Uniform(20, 80),
+            Uniform(15, 50),
+            16,
+            SharedPrefix(300),
+            conversation=Conversation(3, 0.5),
         ),
-        "even questions": Recipe(Constant(1.5), Uniform(100, 400), Uniform(5, 30), 40),
-        "bursts of everything": Recipe(Gamma(1.3, 2.5), LogNormal(90, 1.0, 8, 900), LogNormal(30, 1.0, 2, 300), 36),
+        "even questions": Recipe(Constant(rate * 1.5), Uniform(100, 400), Uniform(5, 30), 40),
+        "bursts of everything": Recipe(
+            Gamma(rate * 1.3, 2.5), LogNormal(90, 1.0, 8, 900), LogNormal(30, 1.0, 2, 300), 36
+        ),
     }
     return {name: replace(recipe, vocab_size=vocab_size) for name, recipe in found.items()}
 
 
 def rows_of(
-    profile: Profile, config: EngineConfig, workload: Workload, piece: Piece, measured: Measurement
+    profile: Profile, config: EngineConfig, workloads: list[Workload], pieces: list[Piece], measured: list[Measurement]
 ) -> tuple[list[CheckRow], float]:
-    """What was predicted and measured of one run, and the share of its steps beyond what was fitted."""
-    fitted = replace(profile.fitted, slowdowns=slowdowns_along(profile.fitted, piece.steps))
-    moments, outside = predict(fleet_of(replace(profile, fitted=fitted), config), workload)
+    """What was predicted and measured of one run, and the largest share of a turn's steps beyond what was fitted."""
+    turns, outside = [], 0.0
+    for workload, piece in zip(workloads, pieces, strict=True):
+        fitted = replace(profile.fitted, slowdowns=slowdowns_along(profile.fitted, piece.steps))
+        moments, fraction = predict(fleet_of(replace(profile, fitted=fitted), config), workload)
+        turns.append(moments)
+        outside = max(outside, fraction)
     error = profile.fitted.errors["all"].median
-    checked = check([figures_of([one]) for one in moments], figures_of([measured.run]), 0.1, error)
-    return list(checked.rows), outside
+    predicted = [figures_of(moment) for moment in zip(*turns, strict=True)]
+    return list(check(predicted, figures_of([one.run for one in measured]), 0.1, error).rows), outside
 
 
-def record_of(rows: list[CheckRow], outside: float, measured: Measurement) -> dict[str, Any]:
+def record_of(rows: list[CheckRow], outside: float, measured: list[Measurement]) -> dict[str, Any]:
     figures = {
         row.name: {
             "predicted": round(row.predicted, 6),
@@ -90,10 +103,17 @@ def record_of(rows: list[CheckRow], outside: float, measured: Measurement) -> di
         "figures": figures,
         "missed": missed,
         "extrapolated_fraction": round(outside, 4),
-        "disturbed_fraction": measured.disturbed_fraction,
-        "num_requests": len(measured.run.e2e),
-        "duration_s": round(measured.run.duration_s, 2),
+        "disturbed_fraction": max(one.disturbed_fraction or 0.0 for one in measured),
+        "num_requests": sum(len(one.run.e2e) for one in measured),
+        "duration_s": round(sum(one.run.duration_s for one in measured), 2),
+        "busy_fraction": round(busy_of(measured), 3),
     }
+
+
+def busy_of(measured: list[Measurement]) -> float:
+    """Of the time, what the engine computed."""
+    computed_s = sum(step.device_s + step.host_s for one in measured for step in one.steps)
+    return computed_s / sum(one.run.duration_s for one in measured)
 
 
 def most_of(name: str) -> float:
@@ -112,6 +132,10 @@ def show(records: Mapping[str, Mapping[str, Any]]) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description="loads that were not fitted, predicted and measured")
     parser.add_argument("--model", default="default")
+    parser.add_argument("--turns", type=int, default=4)
+    parser.add_argument(
+        "--rate", type=float, default=1.0, help="arrivals, times those of the loads; less on a slower machine"
+    )
     parser.add_argument("--loads", default="", help="of those below, the ones to serve now")
     parser.add_argument("--state", type=Path, default=None, help="go on from these runs, and keep all of them there")
     parser.add_argument("--measures-only", action="store_true", help="keep the runs and predict nothing yet")
@@ -122,7 +146,7 @@ def main() -> int:
     loaded = load(config)
     found = Found(args.state)
     bench = Bench(config, loaded, size(config, loaded), found.seed)
-    each = recipes(bench.vocab_size)
+    each = recipes(bench.vocab_size, args.rate)
     chosen = [name for name in each if not args.loads or name in args.loads.split(",")]
     recorder = StepRecorder()
     calibrated = make_engine(config, loaded, bench.sizing, bench.machine.hearing(recorder.record))
@@ -130,7 +154,7 @@ def main() -> int:
     if not args.predicts_only:
         calibration.warm_up()
         pieces = CalibrationPieces(calibration)
-        for name in chosen:
+        for name in chosen * args.turns:
             disturbance = Disturbance()
             pieces.begin()
             workload = each[name].make(bench.seed + len(found.served.get(name, ())))
@@ -144,10 +168,8 @@ def main() -> int:
     profile = profile_of(bench, found, calibrated.depth)
     records = {}
     for name, runs in found.served.items():
-        for number, measured in enumerate(runs):
-            workload = each[name].make(bench.seed + number)
-            rows, outside = rows_of(profile, config, workload, found.pieces[name][number], measured)
-            records[f"{name} {number + 1}" if number else name] = record_of(rows, outside, measured)
+        workloads = [each[name].make(bench.seed + number) for number in range(len(runs))]
+        records[name] = record_of(*rows_of(profile, config, workloads, found.pieces[name], runs), runs)
     show(records)
     return report(records, profile, args.out)
 

@@ -1,10 +1,11 @@
 """Measures an engine: drives it through batches of every size and shape with its own scheduler, step by step.
 
 A round visits prompts of many lengths alone, at once and after a rest, several together, prompts with a cached beginning,
-batches that shrink from many sequences to one at short and long contexts, and requests that come by the clock at random, as
-to a server. A machine is not equally fast from one second to the next, so what is alike is not measured in one go: a round is
-cut into small parts that follow each other by lot, and rounds repeat until the time is spent. No prompt that is measured comes
-twice; those that only fill the long contexts of batches do, and are mostly found in the cache.
+batches that shrink from many sequences to one at short and long contexts, and requests that come by the clock at random, as to
+a server, half of them with one beginning. A machine is not equally fast from one second to the next, so what is alike is not
+measured in one go: a round is cut into small parts that follow each other by lot, and rounds repeat until the time is spent.
+No prompt that is measured comes twice; those that only fill the long contexts of batches do, and are mostly found in the
+cache.
 """
 
 import math
@@ -42,7 +43,9 @@ MAX_TOGETHER = 100
 NUM_SERVED = 8
 MAX_ANSWER = 100
 NUM_RATES = 10
-"""Rates at which so many requests come: a crowd, a few, mostly one at a time."""
+"""Rates at which so many requests come: a crowd, a few, mostly one at a time. At every second of them all begin alike."""
+MAX_ALIKE = 900
+"""Tokens of such a beginning at most."""
 NUM_CROWDED = 16
 CROWD_GAPS_S = (0.005, 0.02)
 """Mean time between short prompts that come to many who generate already."""
@@ -202,8 +205,10 @@ class Calibration:
         for gap_s in CROWD_GAPS_S:
             requests = [self._at_random(min(MAX_TOGETHER, longest)) for _ in range(NUM_CROWDED)]
             yield Stage("crowd", requests, gap_s)
-        for _ in range(NUM_RATES):
-            requests = [self._at_random(min(400, longest)) for _ in range(NUM_SERVED)]
+        for number in range(NUM_RATES):
+            most = min(MAX_ALIKE, room - 400)
+            beginning = self._tokens(round(self._between(32, most))) if number % 2 and most > 32 else ()
+            requests = [self._at_random(min(400, longest), beginning=beginning) for _ in range(NUM_SERVED)]
             yield Stage("as served", requests, self._rest_s())
 
     def _cached(self, length: int, num_answer: int) -> Iterator[Request]:
@@ -230,8 +235,8 @@ class Calibration:
             requests.append(self._request(0, 1 + STEPS_EACH * num_levels, prompt))
         return requests
 
-    def _at_random(self, longest: int, most: int = MAX_ANSWER) -> Request:
-        return self._request(round(self._between(2, longest)), round(self._between(2, most)))
+    def _at_random(self, longest: int, most: int = MAX_ANSWER, beginning: tuple[int, ...] = ()) -> Request:
+        return self._request(round(self._between(2, longest)), round(self._between(2, most)), beginning)
 
     def _rest_s(self) -> float:
         return self._between(*self.rests_s)
