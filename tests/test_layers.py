@@ -99,7 +99,7 @@ THIRD_PARTY: dict[str, tuple[str, ...]] = {
     "jinja2": ("text",),
     "llguidance": ("text",),
     "huggingface_hub": ("formats",),
-    "rich": ("console", "cli"),
+    "rich": ("console",),
     "starlette": ("server",),
     "uvicorn": ("server", "assembly"),
     "msgspec": ("engine", "execution", "server", "bench", "assembly", "router", "edge", "gateway"),

@@ -6,6 +6,7 @@ Also prints the checklists and the cheat sheet. What there is to say lies in `pe
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from penstock.console.show import print_json, print_table
 from penstock.errors import ConfigError
@@ -31,8 +32,10 @@ class Config:
 
 
 def run(config: Config) -> int:
-    if config.tree in PAGES:
-        return PAGES[config.tree](config)
+    if page := PAGES.get(config.tree):
+        show = print_json if config.json else page.show
+        show(load(page.data))
+        return 0
     if not config.tree:
         return _list(config)
     tree = trees.find(config.tree, PAGES)
@@ -93,49 +96,46 @@ def _list(config: Config) -> int:
     if config.json:
         print_json([tree_data(tree) for tree in trees.TREES.values()])
         return 0
-    print_table(("", ""), [*((name, tree.title) for name, tree in trees.TREES.items()), *ABOUT.items()])
+    print_table(
+        ("", ""),
+        [
+            *((name, tree.title) for name, tree in trees.TREES.items()),
+            *((name, page.about) for name, page in PAGES.items()),
+        ],
+    )
     return 0
 
 
-def _checklist(config: Config) -> int:
-    if config.json:
-        print_json(load("checklists"))
-        return 0
-    for name, items in load("checklists").items():
+def _print_checklists(lists: Mapping[str, list[dict[str, str]]]) -> None:
+    for name, items in lists.items():
         print_table((name, "evidence", "remedy"), [(item["text"], item["evidence"], item["remedy"]) for item in items])
         print()
-    return 0
 
 
-def _cheatsheet(config: Config) -> int:
-    sheet = load("cheatsheet")
-    if config.json:
-        print_json(sheet)
-        return 0
+def _print_cheatsheet(sheet: Mapping[str, list[dict[str, str]]]) -> None:
     print_table(("symptom", "technique", "layer", "parameter"), [list(one.values()) for one in sheet["remedies"]])
     print()
     print_table(("layer", "", "typical fault", "look at"), [list(one.values()) for one in sheet["layers"]])
     print()
     for number, step in enumerate(sheet["loop"], 1):
         print(f"{number}. {step['title']}: {step['text']}")
-    return 0
 
 
-def _glossary(config: Config) -> int:
-    if config.json:
-        print_json(load("glossary"))
-    else:
-        print_table(("word", "means"), list(load("glossary").items()))
-    return 0
+def _print_glossary(words: Mapping[str, str]) -> None:
+    print_table(("word", "means"), list(words.items()))
 
 
-ABOUT = {
-    "checklist": "What must hold before production, and before a load test counts",
-    "cheatsheet": "Symptoms and their technique, layers and their faults",
-    "glossary": "Words of the field",
-}
-PAGES: Mapping[str, Callable[[Config], int]] = {
-    "checklist": _checklist,
-    "cheatsheet": _cheatsheet,
-    "glossary": _glossary,
+class AdvicePage(NamedTuple):
+    data: str
+    """Its name among the files of `advise.data`."""
+    about: str
+    show: Callable[[Any], None]
+
+
+PAGES: Mapping[str, AdvicePage] = {
+    "checklist": AdvicePage(
+        "checklists", "What must hold before production, and before a load test counts", _print_checklists
+    ),
+    "cheatsheet": AdvicePage("cheatsheet", "Symptoms and their technique, layers and their faults", _print_cheatsheet),
+    "glossary": AdvicePage("glossary", "Words of the field", _print_glossary),
 }

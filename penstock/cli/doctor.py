@@ -23,8 +23,9 @@ from penstock.console.show import print_json, print_table, printable
 from penstock.errors import ConfigError
 from penstock.fields import check, leaf
 from penstock.metrics.page import Page, parse_page
-from penstock.runtime.core.batch import Batch, Chunk
+from penstock.runtime.core.batch import Batch
 from penstock.tools.cost import hardware
+from penstock.tools.cost.cost import decode_chunks, plain_chunk
 from penstock.tools.cost.precision import precision_of
 from penstock.tools.cost.roofline import NO_OVERHEAD, Roofline
 from penstock.tools.doctor.checks import examine
@@ -224,9 +225,9 @@ class Floor:
         context = _whole(signs.kv_usage_fraction * signs.num_kv_tokens / num_sequences, least=1)
         hits = 0.0 if math.isnan(signs.hit_fraction) else signs.hit_fraction
         num_prompt = _whole(signs.prompt_tokens_per_s * (1.0 - hits) / steps_per_s if steps_per_s > 0 else 0.0, least=0)
-        chunks = [Chunk(row, context, 1, (), (), True, None) for row in range(num_sequences)]
+        chunks = decode_chunks(num_sequences, context)
         if num_prompt:
-            chunks.append(Chunk(num_sequences, 0, num_prompt, (), (), False, None))
+            chunks.append(plain_chunk(num_sequences, 0, num_prompt, samples=False))
         return self._roofline.step_s(Batch(0, tuple(chunks)))
 
 

@@ -7,6 +7,7 @@ hold it (`[cache]`, `[engine.cache]`). Reading only collects values; building an
 import json
 import tomllib
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,16 @@ from penstock.fields import field_docstrings
 
 def read(config: type, path: str) -> dict[str, Any]:
     """The values a file gives to the leaves of a config, by field name. `.json` is JSON, anything else TOML."""
+    return values_in(config, load(path), path)
+
+
+def values_in(config: type, data: dict[str, Any], name: str) -> dict[str, Any]:
+    """The values that tables and keys give to the leaves of a config; `name` is what an error calls them."""
     values: dict[str, Any] = {}
-    for flag, value, key in _entries(path, flags_of(config), load(path), ()):
+    for flag, value, key in _entries(name, flags_of(config), data, ()):
         if flag.name in values:
-            raise ConfigError(f"{path}: {key} is given twice")
-        values[flag.name] = flag.from_data(value, f"{path}: {key}")
+            raise ConfigError(f"{name}: {key} is given twice")
+        values[flag.name] = flag.from_data(value, f"{name}: {key}")
     return values
 
 
@@ -37,6 +43,12 @@ def load(path: str) -> dict[str, Any]:
         raise ConfigError(f"{path} is not {'JSON' if is_json else 'TOML'}: {error}") from error
     if not isinstance(data, dict):
         raise ConfigError(f"{path} holds no settings: the outermost value must be an object of keys")
+    return data
+
+
+def as_data(config: Any) -> dict[str, Any]:
+    """A config as JSON holds it, in its tables; `values_in` reads it back."""
+    data: dict[str, Any] = json.loads(json.dumps(asdict(config), default=str))
     return data
 
 

@@ -9,7 +9,7 @@ import pytest
 from penstock.cli.lint import READERS
 from penstock.cli.main import COMMANDS, main
 from penstock.console.flags import flags_of
-from penstock.tools.advise.lint import RULES, Setup, lint, rules_data, setup_of
+from penstock.tools.advise.lint import FINDINGS, RULES, Setup, lint, setup_of
 
 SOUND = {
     "model": "llama-3.1-8b",
@@ -95,7 +95,7 @@ def test_a_sound_setup_has_none_and_what_is_not_known_is_not_judged() -> None:
 
 
 def test_every_rule_has_its_mistake() -> None:
-    assert set(MISTAKES) == {rule.id for rule in RULES} == {row["id"] for row in rules_data()}
+    assert set(MISTAKES) == {rule.id for rule in RULES} == set(FINDINGS)
 
 
 @pytest.mark.parametrize(("rule", "changes"), [*MISTAKES.items(), *MORE])

@@ -10,6 +10,7 @@ import pytest
 from penstock.cli.main import main
 from penstock.metrics.page import parse_page
 from penstock.tools.doctor.routing import (
+    EVIDENCE,
     ROUTER_RULES,
     ReplicaSigns,
     RouterSigns,
@@ -55,7 +56,7 @@ WRONG = {
 
 def test_a_sound_router_has_no_finding_and_every_rule_has_its_mistake() -> None:
     assert diagnose_router(SOUND) == ()
-    assert set(WRONG) == {rule.id for rule in ROUTER_RULES}
+    assert set(WRONG) == {rule.id for rule in ROUTER_RULES} == set(EVIDENCE)
 
 
 @pytest.mark.parametrize("rule", WRONG)

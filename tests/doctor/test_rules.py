@@ -11,9 +11,10 @@ from penstock.cli import doctor, serve
 from penstock.console.flags import MISSING, flags_of
 from penstock.tools.doctor.finding import Verdict
 from penstock.tools.doctor.rule import diagnose
-from penstock.tools.doctor.rules import RULES
-from penstock.tools.doctor.signs import MEASURES, REFUSED, SILENT, UNINTELLIGIBLE, UNREACHABLE, Look, Signs, signs_of
+from penstock.tools.doctor.rules import RULES, TRIGGERS
+from penstock.tools.doctor.signs import REFUSED, SILENT, UNINTELLIGIBLE, UNREACHABLE, Look, Signs, signs_of
 
+MEASURED = [sign.name for sign in fields(Signs) if "measure" in sign.metadata]
 HEALTHY = Signs(
     window_s=10.0,
     metrics_status=200.0,
@@ -169,10 +170,10 @@ def spoken(signs: Signs) -> list[str]:
     return [finding.id for finding in diagnose(signs, RULES).findings]
 
 
-def test_every_rule_has_a_case_and_a_name_and_weight_of_its_own() -> None:
+def test_every_rule_has_a_case_and_a_name_of_its_own_and_every_trigger_a_rule() -> None:
     assert [rule.id for rule in RULES] == list(dict.fromkeys(rule.id for rule in RULES))
     assert {rule.id for rule in RULES} == set(CASES)
-    assert len({rule.weight for rule in RULES}) == len(RULES)
+    assert {rule.id for rule in RULES} == set(TRIGGERS)
     for rule in RULES:
         assert rule.verdict is not Verdict.OK
         assert rule.symptom
@@ -194,8 +195,8 @@ def test_a_healthy_server_is_told_nothing_and_everything_was_examined() -> None:
 
 
 def test_an_idle_server_is_told_nothing() -> None:
-    quiet = {name: 0.0 for name in MEASURES if name.endswith("per_s") or name.startswith("num_")}
-    latencies = {name: math.nan for name in MEASURES if name not in quiet and name != "has_restarted"}
+    quiet = {name: 0.0 for name in MEASURED if name.endswith("per_s") or name.startswith("num_")}
+    latencies = {name: math.nan for name in MEASURED if name not in quiet and name != "has_restarted"}
     idle = replace(HEALTHY, **(quiet | latencies | {"kv_usage_fraction": 0.0}))
     assert spoken(idle) == []
     assert idle.is_idle
@@ -234,11 +235,11 @@ def test_how_late_a_server_is_comes_from_two_answers_or_is_not_known() -> None:
         assert math.isnan(signs_of(*looks, 1.0).health_s)
 
 
-def test_the_heaviest_finding_comes_first() -> None:
+def test_the_likeliest_cause_comes_first() -> None:
     signs = replace(HEALTHY, num_waiting_before=1, num_waiting=50, kv_usage_fraction=0.99, queue_p95_s=9, num_aborts=40)
-    weights = {rule.id: rule.weight for rule in RULES}
+    places = [rule.id for rule in RULES]
     found = spoken(signs)
-    assert found == sorted(found, key=lambda name: -weights[name])
+    assert found == sorted(found, key=places.index)
     assert found == ["kv-full", "queue-grows", "queue-long", "clients-leave"], "causes before symptoms"
 
 

@@ -11,9 +11,10 @@ from penstock.errors import ConfigError
 from penstock.runtime.core.request import SamplingParams
 from penstock.runtime.engine.oracle import expected_tokens
 from penstock.tools.sim.simulation import simulate
-from penstock.tools.workload.trace_files import read, write
+from penstock.tools.workload.trace_files import read
 from tests.server.serving import Server, serving
 from tests.sim.fleets import make_fleet
+from tests.workload.trace_writers import write
 
 NUM_ANSWER = 40
 PARAMS = SamplingParams(max_tokens=NUM_ANSWER, temperature=0.0, ignore_eos=True)

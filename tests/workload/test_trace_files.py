@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from penstock.errors import ConfigError
 from penstock.tools.workload.trace import TraceRow, trace_of_rows
-from penstock.tools.workload.trace_files import WRITERS, read, write
+from penstock.tools.workload.trace_files import read
+from tests.workload.trace_writers import WRITERS, write
 
 MOONCAKE = """{"timestamp": 0, "input_length": 700, "output_length": 52, "hash_ids": [46, 47]}
 
@@ -132,5 +133,3 @@ def test_bytes_that_are_no_text_and_endless_lines_are_refused(tmp_path):
 def test_files_that_are_not_there_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="cannot read"):
         read(tmp_path / "none")
-    with pytest.raises(ConfigError, match="cannot write"):
-        write(tmp_path / "none" / "trace", trace_of_rows([TraceRow(0.0, 1, 1)]))

@@ -1,6 +1,7 @@
 """A benchmark for the bench page: the command's own code, with how it comes along."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from penstock.cli.bench.command import measured
@@ -26,19 +27,7 @@ class _Reported:
         if name == last_name and progress.elapsed_s - last_s < PERIOD_S:
             return
         self._last = (name, progress.elapsed_s)
-        self._report(
-            {
-                "stage": name,
-                "elapsed_s": progress.elapsed_s,
-                "num_total": progress.num_total,
-                "num_sent": progress.num_sent,
-                "num_ended": progress.num_ended,
-                "num_failed": progress.num_failed,
-                "num_open": progress.num_open,
-                "num_pieces": progress.num_pieces,
-                "ttft_s": progress.ttft_s,
-            }
-        )
+        self._report({"stage": name, "num_open": progress.num_open, **asdict(progress)})
 
 
 def benched(words: Sequence[str], report: Callable[[Mapping[str, Any]], None]) -> dict[str, Any]:

@@ -3,11 +3,12 @@
 from typing import Any
 
 from penstock.errors import ConfigError
-from penstock.runtime.core.batch import Batch, Chunk
+from penstock.runtime.core.batch import Batch
 from penstock.runtime.core.blocks import BlockPool
 from penstock.runtime.core.inspection import pool_state
 from penstock.runtime.core.request import Request, SamplingParams
 from penstock.runtime.core.sequence import Sequence
+from penstock.tools.cost.cost import plain_chunk
 from penstock.tools.sim.padding import padded
 
 NUM_TOKENS = 32_768
@@ -57,7 +58,7 @@ def _contiguous(lengths: list[int], reserve: int, ended: list[int]) -> list[dict
 
 def _padded(lengths: list[int]) -> list[int]:
     """Tokens computed of each prompt in one step of all, by the simulator's own baseline."""
-    chunks = tuple(Chunk(row, 0, length, (), (), True, None) for row, length in enumerate(lengths))
+    chunks = tuple(plain_chunk(row, 0, length) for row, length in enumerate(lengths))
     return [chunk.length for chunk in padded(Batch(0, chunks)).chunks]
 
 

@@ -10,8 +10,7 @@ import resource
 import secrets
 import signal
 import sys
-from dataclasses import asdict
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import uvloop
@@ -21,6 +20,7 @@ from penstock.cli.bench.progress import BenchProgress, LiveProgress
 from penstock.cli.bench.report import print_report
 from penstock.cli.bench.sweep import steps_of, table_of
 from penstock.cli.bench.traffic import load_words, open_trace, plan_maker, trial_s, warm_up_plan, workload_of
+from penstock.console import config_file
 from penstock.console.files import check_writable, write_file
 from penstock.console.show import print_json, print_table
 from penstock.service.upstream.endpoint import endpoint_of
@@ -51,18 +51,33 @@ def _sweep(config: Config) -> int:
             reports[count] = measured(step, progress)
         if reports[count]["is_partial"]:
             break
-    whole = {"sweep": config.load.sweep, "reports": list(reports.values())}
-    if config.json is not None and str(config.json) != "-":
-        write_file(config.json, _json_text(whole))
+    each = list(reports.values())
+    return _deliver(
+        config, {"sweep": config.load.sweep, "reports": each}, each, lambda: print_table(*table_of(reports))
+    )
+
+
+def _report(config: Config, report: dict[str, Any]) -> int:
+    status = _deliver(config, report, [report], lambda: print_report(report))
+    if status == FAULT_STATUS:
+        print(f"penstock: {report['verdict']}: the figures say nothing of the server", file=sys.stderr)
+    return status
+
+
+def _deliver(config: Config, whole: dict[str, Any], reports: list[dict[str, Any]], show: Callable[[], None]) -> int:
+    """Files first, so that nothing that goes wrong on a screen loses a measurement."""
+    is_piped = str(config.json) == "-"
+    if config.json is not None and not is_piped:
+        write_file(config.json, json.dumps(whole, indent=1, allow_nan=False) + "\n")
     if config.html is not None:
-        write_file(config.html, page_of(list(reports.values())))
-    if str(config.json) == "-":
+        write_file(config.html, page_of(reports))
+    if is_piped:
         print_json(whole)
     else:
-        print_table(*table_of(reports))
-    if any(report["is_partial"] for report in reports.values()):
+        show()
+    if any(report["is_partial"] for report in reports):
         return INTERRUPTED_STATUS
-    return 0 if all(report["verdict"] == "valid" for report in reports.values()) else FAULT_STATUS
+    return 0 if all(report["verdict"] == "valid" for report in reports) else FAULT_STATUS
 
 
 def measured(config: Config, progress: BenchProgress) -> dict[str, Any]:
@@ -137,33 +152,7 @@ def _shape(config: Config) -> LoadShape:
 
 def _asked(config: Config, nonce: str) -> dict[str, Any]:
     """The config as JSON holds it, without the key."""
-    asked = asdict(config)
+    asked = config_file.as_data(config)
     asked["api_key"] = "given" if config.api_key else ""
     asked["words"]["nonce"] = nonce
-    for table in (asked, asked["recording"]):
-        for name, value in table.items():
-            if isinstance(value, Path):
-                table[name] = str(value)
     return asked
-
-
-def _report(config: Config, report: dict[str, Any]) -> int:
-    """Files first, so that nothing that goes wrong on a screen loses a measurement."""
-    if config.json is not None and str(config.json) != "-":
-        write_file(config.json, _json_text(report))
-    if config.html is not None:
-        write_file(config.html, page_of([report]))
-    if config.json is not None and str(config.json) == "-":
-        print_json(report)
-    else:
-        print_report(report)
-    if report["is_partial"]:
-        return INTERRUPTED_STATUS
-    if report["verdict"] != "valid":
-        print(f"penstock: {report['verdict']}: the figures say nothing of the server", file=sys.stderr)
-        return FAULT_STATUS
-    return 0
-
-
-def _json_text(report: dict[str, Any]) -> str:
-    return json.dumps(report, indent=1, allow_nan=False) + "\n"

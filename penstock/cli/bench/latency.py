@@ -1,10 +1,9 @@
 """`penstock bench latency`: how long a batch of equal requests takes, over and over."""
 
-import secrets
 from dataclasses import asdict, dataclass, field
 
 from penstock.amounts import counted
-from penstock.cli.bench.offline import INTERRUPTED_STATUS, OfflineRun, print_intervals, repeat_offline, run_offline
+from penstock.cli.bench.offline import print_intervals, repeat_offline, run_fresh
 from penstock.cli.generate import ModelByFlag
 from penstock.cli.loading import open_llm
 from penstock.config import CacheConfig, EngineConfig, ParallelConfig, SchedulerConfig, SpeculationConfig
@@ -55,13 +54,8 @@ def run(config: Config) -> int:
         EngineConfig(config.model, config.cache, config.scheduler, config.parallel, config.speculation)
     ) as llm:
         recipe = Recipe(AtOnce(), Fixed(load.prompt), Fixed(load.answer), load.batch, vocab_size=llm.spec.vocab_size)
-
-        def run_once(name: str) -> OfflineRun:
-            return run_offline(llm, recipe.make_fresh(0, secrets.token_hex(8)).requests, name)
-
-        run_once("warming up")
-        runs = repeat_offline(load.repeats, run_once)
-    status = INTERRUPTED_STATUS if len(runs) < load.repeats else 0
+        run_fresh(llm, recipe, 0, "warming up")
+        runs, status = repeat_offline(llm, recipe, 0, load.repeats)
     figures = {
         "batch, ms": [1e3 * one.summary.duration_s for one in runs],
         "first token (TTFT p50), ms": [1e3 * one.summary.ttft.p50 for one in runs],
@@ -70,9 +64,7 @@ def run(config: Config) -> int:
     if load.answer > 1:  # an answer of one token has no token after it
         figures["a token after (TPOT p50), ms"] = [1e3 * one.summary.tpot.p50 for one in runs]
         figures["slowest gap (ITL max), ms"] = [1e3 * one.summary.itl.max for one in runs]
-    figures |= {
-        "output tokens/s": [one.summary.output_tokens_per_s for one in runs],
-    }
+    figures["output tokens/s"] = [one.summary.output_tokens_per_s for one in runs]
     if config.json:
         print_json({"batch": asdict(load), "model": config.model.model, "figures": figures})
         return status

@@ -3,9 +3,10 @@
 No server and no network: what is measured is the engine alone.
 """
 
+import secrets
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from penstock.metrics.summary import Summary, summarize
 from penstock.metrics.timeline import Outcome, Timeline
 from penstock.runtime.core.request import Request
 from penstock.tools.bench.report.interval import interval
+from penstock.tools.workload.workload import Recipe
 
 if TYPE_CHECKING:
     from penstock.offline.completion import Update
@@ -40,6 +42,11 @@ class OfflineRun:
     @property
     def total_tokens_per_s(self) -> float:
         return self.prompt_tokens_per_s + self.summary.output_tokens_per_s
+
+    @property
+    def cached_percent(self) -> float:
+        """Of the prompt tokens."""
+        return 100.0 * self.summary.num_cached_tokens / max(self.summary.num_prompt_tokens, 1)
 
 
 def run_offline(llm: "LLM", requests: Sequence[Request], name: str) -> OfflineRun:
@@ -72,17 +79,23 @@ def run_offline(llm: "LLM", requests: Sequence[Request], name: str) -> OfflineRu
     return OfflineRun(summarize(timelines, duration_s, gaps=gaps), prefill_s)
 
 
-def repeat_offline(number: int, run_once: Callable[[str], OfflineRun]) -> list[OfflineRun]:
-    """So many runs, by name. Ctrl-C ends them early; those that are done are kept."""
+def run_fresh(llm: "LLM", recipe: Recipe, seed: int, name: str) -> OfflineRun:
+    """The requests of a recipe with tokens that no cache has seen."""
+    return run_offline(llm, recipe.make_fresh(seed, secrets.token_hex(8)).requests, name)
+
+
+def repeat_offline(llm: "LLM", recipe: Recipe, seed: int, number: int) -> tuple[list[OfflineRun], int]:
+    """So many runs, and the status to exit with. Ctrl-C ends them early; those that are done are kept."""
     runs: list[OfflineRun] = []
     try:
         while len(runs) < number:
-            runs.append(run_once(f"run {len(runs) + 1} of {number}"))
+            runs.append(run_fresh(llm, recipe, seed, f"run {len(runs) + 1} of {number}"))
     except KeyboardInterrupt:
         if not runs:
             raise
         print(f"penstock: interrupted: the figures are of {len(runs)} of {counted(number, 'run')}", file=sys.stderr)
-    return runs
+        return runs, INTERRUPTED_STATUS
+    return runs, 0
 
 
 def print_intervals(rows: Mapping[str, Sequence[float]]) -> None:

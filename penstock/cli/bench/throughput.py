@@ -2,13 +2,13 @@
 
 import secrets
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 from penstock.amounts import counted
-from penstock.cli.bench.offline import INTERRUPTED_STATUS, OfflineRun, print_intervals, repeat_offline, run_offline
+from penstock.cli.bench.offline import print_intervals, repeat_offline, run_offline
 from penstock.cli.generate import ModelByFlag
 from penstock.cli.loading import open_llm
 from penstock.config import CacheConfig, EngineConfig, ParallelConfig, SchedulerConfig, SpeculationConfig
+from penstock.console import config_file
 from penstock.console.show import print_json
 from penstock.fields import check, leaf, setting
 from penstock.tools.workload import lengths
@@ -74,35 +74,20 @@ def run(config: Config) -> int:
         if load.warm_up:
             warm = Recipe(AtOnce(), lengths.Fixed(16), lengths.Fixed(4), 4, vocab_size=llm.spec.vocab_size)
             run_offline(llm, warm.make(secrets.randbits(32)).requests, "warming up")
-        runs = repeat_offline(
-            load.repeats,
-            lambda name: run_offline(llm, recipe.make_fresh(load.seed, secrets.token_hex(8)).requests, name),
-        )
-    status = INTERRUPTED_STATUS if len(runs) < load.repeats else 0
+        runs, status = repeat_offline(llm, recipe, load.seed, load.repeats)
     figures = {
         "output tokens/s": [one.summary.output_tokens_per_s for one in runs],
         "prompt tokens/s": [one.prompt_tokens_per_s for one in runs],
         "total tokens/s": [one.total_tokens_per_s for one in runs],
         "requests/s": [one.summary.requests_per_s for one in runs],
         "duration, s": [one.summary.duration_s for one in runs],
-        "prompt tokens cached, %": [_cached_percent(one) for one in runs],
+        "prompt tokens cached, %": [one.cached_percent for one in runs],
     }
     if config.json:
-        print_json({"asked": _jsonable(asdict(config)), "figures": figures, "runs": [asdict(one) for one in runs]})
+        print_json({"asked": config_file.as_data(config), "figures": figures, "runs": [asdict(one) for one in runs]})
         return status
     first = runs[0].summary
     print(f"{counted(load.num_requests, 'request')} at once, {first.num_prompt_tokens:,} prompt tokens,", end=" ")
     print(f"{first.num_output_tokens:,} generated\n")
     print_intervals(figures)
     return status
-
-
-def _cached_percent(one: OfflineRun) -> float:
-    return 100.0 * one.summary.num_cached_tokens / max(one.summary.num_prompt_tokens, 1)
-
-
-def _jsonable(value: Any) -> Any:
-    """Paths as text."""
-    if isinstance(value, dict):
-        return {name: _jsonable(inner) for name, inner in value.items()}
-    return value if isinstance(value, bool | int | float | list | tuple | None) else str(value)

@@ -1,8 +1,8 @@
 """The flags of `penstock plan`."""
 
-from dataclasses import asdict, dataclass, field, is_dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from penstock.errors import ConfigError
 from penstock.fields import check, setting
@@ -94,12 +94,3 @@ class Config:
             raise ConfigError(
                 f"--emit {self.emit} would overwrite itself: the plan goes to a .json beside it; name a .toml file"
             )
-
-
-def as_plain(value: Any) -> Any:
-    """A dataclass as JSON holds it: paths as text."""
-    if is_dataclass(value) and not isinstance(value, type):
-        return {name: as_plain(each) for name, each in asdict(value).items()}
-    if isinstance(value, dict):
-        return {name: as_plain(each) for name, each in value.items()}
-    return str(value) if isinstance(value, Path) else value

@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from penstock.cli.plan.config import Config, as_plain
+from penstock.cli.plan.config import Config
 from penstock.cli.plan.launch import launch_lines, standing
 from penstock.cli.plan.model import Described
+from penstock.console import config_file
 from penstock.metrics.summary import Percentiles
 from penstock.runtime.formats.hub import default_cache
 from penstock.runtime.models.spec import ModelSpec
@@ -31,7 +32,7 @@ def plan_data(
     quality = measured_quality(spec)
     return {
         "penstock_plan": VERSION,
-        "asked": as_plain(config),
+        "asked": config_file.as_data(config),
         "model": {
             "name": config.model,
             "source": described.source,

@@ -4,13 +4,11 @@ The load is one replica's share of the plan's, drawn from the same seed on both 
 """
 
 import contextlib
-import json
 import math
 import sys
-import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from penstock.cli import top
 from penstock.cli.bench import config as bench
 from penstock.cli.plan.config import Config as PlanConfig
 from penstock.cli.plan.model import describe
+from penstock.console import args, config_file
 from penstock.console.files import read_object
 from penstock.console.show import cell, print_json, print_table
 from penstock.errors import ConfigError
@@ -25,7 +24,8 @@ from penstock.fields import check as check_fields
 from penstock.fields import leaf, setting
 from penstock.metrics.page import Page
 from penstock.metrics.summary import Summary
-from penstock.runtime.core.batch import Batch, Chunk
+from penstock.runtime.core.batch import Batch
+from penstock.tools.cost.cost import decode_chunks
 from penstock.tools.doctor.machine import machine_signs
 from penstock.tools.doctor.page import Change
 from penstock.tools.planner.candidate import Candidate
@@ -142,7 +142,7 @@ def _evidence(before: Page, after: Page, seconds: float, predicted: Summary, can
         size = max(round(ratio(gone("vllm:generation_tokens_total"), gone("penstock_engine_steps_total"))), 1)
         context = max(round(predicted.num_prompt_tokens / max(predicted.num_requests, 1)), 1)
         live = terms["base"] + terms["sequence"] * size + terms["kv_token"] * size * context
-        batch = Batch(0, tuple(Chunk(row, context, 1, (), (), True, None) for row in range(size)))
+        batch = Batch(0, tuple(decode_chunks(size, context)))
         step_ratio = ratio(live, candidate.step_cost.step_s(batch))
     return LiveEvidence(
         machine_signs(before, after, seconds),
@@ -165,31 +165,19 @@ def read_plan(path: Path) -> dict[str, Any]:
 def config_of(data: Mapping[str, Any]) -> PlanConfig:
     """What the plan was asked, checked as if it came from a command line."""
     try:
-        return _filled(PlanConfig, data["asked"])  # type: ignore[no-any-return]
+        config = args.build(PlanConfig, config_file.values_in(PlanConfig, data["asked"], "the plan"))
+        if config_file.as_data(config) != data["asked"]:
+            raise KeyError("a part is missing")
+        return config
     except (TypeError, KeyError, AttributeError) as error:
         raise ConfigError(f"the plan's own question cannot be read ({error}); make the plan again") from error
 
 
-def _filled(owner: Any, values: Mapping[str, Any]) -> Any:
-    from typing import get_type_hints
-
-    hints = get_type_hints(owner)
-    built: dict[str, Any] = {}
-    for one in fields(owner):
-        value, hint = values[one.name], hints[one.name]
-        if isinstance(hint, type) and is_dataclass(hint):
-            value = _filled(hint, value)
-        elif isinstance(value, list):
-            value = tuple(value)
-        elif value is not None and "Path" in str(hint):
-            value = Path(value)
-        built[one.name] = value
-    return owner(**built)
-
-
 def measure(config: Config, asked: PlanConfig, rate: float) -> dict[str, Any]:
     """The report of a short benchmark; what it prints goes to the error stream."""
-    from penstock.cli.bench.command import run as run_bench
+    from penstock.cli.bench.command import measured
+    from penstock.cli.bench.progress import LiveProgress
+    from penstock.cli.bench.report import print_report
     from penstock.cli.plan.command import demand_of
     from penstock.tools.planner.demand import KINDS
 
@@ -213,21 +201,14 @@ def measure(config: Config, asked: PlanConfig, rate: float) -> dict[str, Any]:
         burstiness=load.burstiness,
         seed=load.seed,
     )
-    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(sys.stderr):
-        path = Path(folder) / "report.json"
-        target = bench.BenchTarget(slo=asked.goal.slo, attainment=asked.goal.attainment)
-        run_bench(
-            bench.Config(
-                url=config.url,
-                api_key=config.api_key,
-                json=path,
-                load=arrivals,
-                recording=recording,
-                words=words,
-                target=target,
-            )
-        )
-        report: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    target = bench.BenchTarget(slo=asked.goal.slo, attainment=asked.goal.attainment)
+    sent = bench.Config(
+        url=config.url, api_key=config.api_key, load=arrivals, recording=recording, words=words, target=target
+    )
+    with LiveProgress() as progress:
+        report = measured(sent, progress)
+    with contextlib.redirect_stdout(sys.stderr):
+        print_report(report)
     if report["is_partial"]:
         raise KeyboardInterrupt
     return report

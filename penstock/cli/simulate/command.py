@@ -4,9 +4,7 @@ Puts the parts together and lays out the answer; it computes nothing itself.
 """
 
 import json
-import sys
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +16,9 @@ from penstock.cli.simulate import report
 from penstock.cli.simulate.load import SimulatedLoad
 from penstock.cli.simulate.techniques import Techniques
 from penstock.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from penstock.console import config_file
 from penstock.console.files import check_writable, write_file
+from penstock.console.progress import StatusLine
 from penstock.console.show import print_json
 from penstock.errors import ConfigError
 from penstock.fields import check, leaf, setting
@@ -190,7 +190,7 @@ def outcome_of(config: Config, tracer_of: Callable[[str], SimulationTracer | Non
     }
     results: dict[str, Result] = {}
     for strategy, fleet in fleets.items():
-        with _status(f"simulating {strategy} batching of {len(workload):,} requests"):
+        with StatusLine(f"simulating {strategy} batching of {len(workload):,} requests"):
             results[strategy] = simulate(fleet, workload, config.target, tracer=tracer_of(strategy))
     queues = {name: queue_figures(fleets[name], workload, result) for name, result in results.items()}
     return SimulatedOutcome(basis, workload, fleets, results, queues)
@@ -199,7 +199,7 @@ def outcome_of(config: Config, tracer_of: Callable[[str], SimulationTracer | Non
 def data_of(config: Config, outcome: SimulatedOutcome) -> dict[str, Any]:
     """As JSON holds it."""
     basis, workload, fleets, results, queues = outcome
-    data = report.as_data(asdict(config), basis.data, outcome.fleet, workload, results, queues)
+    data = report.as_data(config_file.as_data(config), basis.data, outcome.fleet, workload, results, queues)
     for name, found in data["results"].items():
         found["kv_waste_fraction"] = config.techniques.kv_waste_fraction(fleets[name].sizing, results[name])
         cost = fleets[name].cost
@@ -352,12 +352,3 @@ def _fleet(config: Config) -> str:
     if techniques.prefill_replicas:
         parts = f"{techniques.prefill_replicas} prefill + {parts} decode"
     return parts if layout.devices_per_copy == 1 else f"{parts} x {layout}"
-
-
-def _status(text: str) -> Any:
-    """A spinner while somebody watches."""
-    if not sys.stderr.isatty():
-        return nullcontext()
-    from rich.console import Console
-
-    return Console(stderr=True).status(text)

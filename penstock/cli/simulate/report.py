@@ -1,6 +1,5 @@
 """What `penstock simulate` prints: tables for people, data for machines, and in words what bound the run."""
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -27,7 +26,7 @@ def as_data(
 ) -> dict[str, Any]:
     """Everything that was asked and found, as JSON holds it."""
     return {
-        "asked": json.loads(json.dumps(asked, default=str)),
+        "asked": asked,
         "sizing": asdict(fleet.sizing),
         "step_times": step_times,
         "workload": {

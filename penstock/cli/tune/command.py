@@ -36,7 +36,7 @@ from penstock.tools.measure.this_machine import machine_facts
 from penstock.tools.sim.simulation import Fleet, simulate
 from penstock.tools.tune.evidence import TriedSetting, Tuned
 from penstock.tools.tune.search import Loads, Ranked, SettingSearch, finalists, score, shares
-from penstock.tools.tune.setting import DEFAULT, Setting, TunedMachine, unsimulated
+from penstock.tools.tune.setting import DEFAULT, Setting, TunedMachine, flags_in_words, unsimulated
 from penstock.tools.tune.turns import LEAST_ROUNDS, NOISY_SPREAD, kendall_tau
 from penstock.tools.workload import lengths
 from penstock.tools.workload.asked import arrivals_of
@@ -340,8 +340,7 @@ def report(tuned: Tuned, path: Path) -> None:
     print(f"simulated   {tuned.num_simulated} settings in {tuned.simulated_s:.1f} s, {tuned.measured_s:.0f} s in all")
     rows: list[tuple[Any, ...]] = [("default", percent(tuned.default_predicted), percent(tuned.default_good), "")]
     for one in tuned.tried:
-        label = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in one.changes.items())
-        rows.append((label, percent(one.predicted), percent(one.measured), one.words))
+        rows.append((flags_in_words(one.changes), percent(one.predicted), percent(one.measured), one.words))
     print_table(("served in time", "simulated", "measured", "against the default"), rows)
     if tuned.tau is not None:
         print(f"agreement of the two rankings (Kendall's tau): {tuned.tau:+.2f}")

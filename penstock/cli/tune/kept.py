@@ -9,6 +9,7 @@ from penstock.console.files import cache_folder, write_file
 from penstock.errors import ConfigError
 from penstock.tools.measure.this_machine import fingerprint, machine_facts
 from penstock.tools.tune.evidence import Tuned, read_tuned, stale
+from penstock.tools.tune.setting import flags_in_words
 
 MAX_BYTES = 1 << 20
 
@@ -50,8 +51,7 @@ def values_for(
     values = {name: value for name, value in config_file.read(owner, str(path)).items() if name not in asked}
     if not values:
         return {}, ""
-    flags = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in values.items())
     return (
         values,
-        f"tuned: {tuned.gain_words} requests served in time ({tuned.when}): {flags}; --no-tuned leaves it out",
+        f"tuned: {tuned.gain_words} requests served in time ({tuned.when}): {flags_in_words(values)}; --no-tuned leaves it out",
     )

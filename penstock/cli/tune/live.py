@@ -73,7 +73,7 @@ class LiveServer:
         else:
             raise EngineError(f"a server with {self.setting.label} did not start; try penstock serve with these flags")
         end_s = time.monotonic() + START_S
-        while not self._is_ready():
+        while not is_ready(self.url, timeout_s=5.0):
             if time.monotonic() > end_s or self.process.poll() is not None:
                 raise EngineError(f"a server with {self.setting.label} did not become ready")
             time.sleep(0.2)
@@ -82,9 +82,6 @@ class LiveServer:
         await asyncio.to_thread(self.start)
         self.client = Client(endpoint_of(self.url))
         self.target = await find_target(self.client, "", "completions", f"tune {self.setting.label}")
-
-    def _is_ready(self) -> bool:
-        return is_ready(self.url, timeout_s=5.0)
 
     def stop(self) -> None:
         if self.client is not None:

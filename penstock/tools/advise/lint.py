@@ -5,6 +5,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from penstock.errors import PenstockError
+from penstock.tools.advise.data import load
 from penstock.tools.calculate.table import calculate, inputs_of
 from penstock.tools.cost.hardware import Hardware, find
 
@@ -71,11 +72,12 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class LintRule:
+    """Words are those of `data/lint.json`."""
+
     id: str
     setting: str
-    applies: Callable[[Setup], str | None]
-    """What is wrong, in words, or None."""
     remedy: str
+    applies: Callable[[Setup], str | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +100,6 @@ def setup_of(values: Mapping[str, Any]) -> Setup:
     client = {"max_tokens", "client_timeout_s", "retries", "honours_retry_after"}
     taken = {name: value for name, value in values.items() if name in known and value is not None}
     return Setup(**taken | {"has_client": bool(client & values.keys())})
-
-
-def rules_data() -> list[dict[str, str]]:
-    return [{"id": rule.id, "setting": rule.setting, "remedy": rule.remedy} for rule in RULES]
 
 
 def _when(condition: object, words: str) -> str | None:
@@ -196,137 +194,61 @@ def _below(limit: float | None, floor: float | None, words: str) -> str | None:
     return None if limit is None or floor is None else _when(limit < floor, words.format(limit, floor))
 
 
-RULES: tuple[LintRule, ...] = (
-    LintRule("memory-fraction", "memory_fraction", _memory_fraction, "choose 0.85 to 0.90"),
-    LintRule(
-        "batch-tokens", "max_batch_tokens", _batch_tokens, "lower --max-batch-tokens until a step keeps the target"
+FINDINGS: Mapping[str, Callable[[Setup], str | None]] = {
+    "memory-fraction": _memory_fraction,
+    "batch-tokens": _batch_tokens,
+    "context": _context,
+    "sequences": _sequences,
+    "tensor": _tensor,
+    "speculation-switch": lambda at: _when(
+        at.draft_tokens and at.speculate_up_to is None,
+        f"{at.draft_tokens} drafts in every step, without an off switch: a full batch has no idle compute",
     ),
-    LintRule("context", "max_context", _context, "set --max-context near p99 of use"),
-    LintRule(
-        "sequences", "max_sequences", _sequences, "8-16 for strict targets, 64 in general; bench --find-knee finds it"
+    "speculation-tokenizer": lambda at: _when(
+        at.draft_tokenizer == "other", "the draft model has another tokenizer: its guesses mean nothing"
     ),
-    LintRule("tensor", "tensor", _tensor, "the smallest tensor group that fits, inside a machine; replicas beyond"),
-    LintRule(
-        "speculation-switch",
-        "speculation",
-        lambda at: _when(
-            at.draft_tokens and at.speculate_up_to is None,
-            f"{at.draft_tokens} drafts in every step, without an off switch: a full batch has no idle compute",
-        ),
-        "let the engine choose: serve without --draft-tokens, simulate with --speculate auto",
+    "speculation-acceptance": lambda at: _when(
+        at.acceptance is not None and at.acceptance < LEAST_ACCEPTANCE,
+        f"only {at.acceptance or 0:.0%} of drafts are accepted",
     ),
-    LintRule(
-        "speculation-tokenizer",
-        "speculation",
-        lambda at: _when(
-            at.draft_tokenizer == "other", "the draft model has another tokenizer: its guesses mean nothing"
-        ),
-        "choose a draft of the same family",
+    "prefix-off": lambda at: _when(
+        at.prefix_caching is False and at.shared_prefix, f"off, while {at.shared_prefix} tokens are shared"
     ),
-    LintRule(
-        "speculation-acceptance",
-        "speculation",
-        lambda at: _when(
-            at.acceptance is not None and at.acceptance < LEAST_ACCEPTANCE,
-            f"only {at.acceptance or 0:.0%} of drafts are accepted",
-        ),
-        "another draft, fewer drafts, or none",
+    "prefix-order": lambda at: _when(
+        at.prompt_begins_with, f"prompts begin with {at.prompt_begins_with}, which differs each time"
     ),
-    LintRule(
-        "prefix-off",
-        "prefix",
-        lambda at: _when(
-            at.prefix_caching is False and at.shared_prefix, f"off, while {at.shared_prefix} tokens are shared"
-        ),
-        "turn --prefix-caching on",
+    "kv": _kv,
+    "policy": lambda at: _when(
+        at.policy == "round-robin" and (at.replicas or 1) > 1 and at.lengths == "mixed",
+        "round robin with requests of mixed lengths: some replicas drown while others idle",
     ),
-    LintRule(
-        "prefix-order",
-        "prefix",
-        lambda at: _when(at.prompt_begins_with, f"prompts begin with {at.prompt_begins_with}, which differs each time"),
-        "stable part first; dates, ids and JSON with sorted keys after it",
+    "scale-signal": lambda at: _when(
+        at.scale_to and at.scale_by == "utilisation", "utilisation alone is high long before it is too high"
     ),
-    LintRule("kv", "kv", _kv, "--kv fp8 where the hardware has it, else --kv int8"),
-    LintRule(
-        "policy",
-        "policy",
-        lambda at: _when(
-            at.policy == "round-robin" and (at.replicas or 1) > 1 and at.lengths == "mixed",
-            "round robin with requests of mixed lengths: some replicas drown while others idle",
-        ),
-        "least-pending, or a prefix-aware policy",
+    "scale-zero": lambda at: _when(
+        at.scale_from == 0 and at.ttft_s is not None and at.ttft_s < 30.0,
+        "to zero with a tight TTFT: someone waits for a cold start",
     ),
-    LintRule(
-        "scale-signal",
-        "scaling",
-        lambda at: _when(
-            at.scale_to and at.scale_by == "utilisation", "utilisation alone is high long before it is too high"
-        ),
-        "scale by pending requests, utilisation beside",
+    "readiness": lambda at: _when(at.readiness == "tcp", "a TCP port is open long before the model answers"),
+    "liveness-load": lambda at: _below(
+        at.liveness_s, at.load_s, "liveness gives up after {:g} s, loading takes {:g} s"
     ),
-    LintRule(
-        "scale-zero",
-        "scaling",
-        lambda at: _when(
-            at.scale_from == 0 and at.ttft_s is not None and at.ttft_s < 30.0,
-            "to zero with a tight TTFT: someone waits for a cold start",
-        ),
-        "keep one replica, or loosen the target",
+    "liveness-step": lambda at: _below(
+        at.liveness_s, at.longest_step_s, "liveness gives up after {:g} s, a step may take {:g} s"
     ),
-    LintRule(
-        "readiness",
-        "probes",
-        lambda at: _when(at.readiness == "tcp", "a TCP port is open long before the model answers"),
-        "probe /readyz, which draws a token",
+    "client-tokens": lambda at: _when(
+        at.has_client and at.max_tokens is None, "no max_tokens: an answer may run to the end of the context"
     ),
-    LintRule(
-        "liveness-load",
-        "probes",
-        lambda at: _below(at.liveness_s, at.load_s, "liveness gives up after {:g} s, loading takes {:g} s"),
-        "a startup probe, or more patience",
+    "client-timeout": lambda at: _below(
+        at.client_timeout_s, at.e2e_p99_s, "clients give up after {:g} s, E2E p99 is {:g} s"
     ),
-    LintRule(
-        "liveness-step",
-        "probes",
-        lambda at: _below(at.liveness_s, at.longest_step_s, "liveness gives up after {:g} s, a step may take {:g} s"),
-        "more patience than the longest step",
+    "client-retries": lambda at: _when(
+        at.retries and at.honours_retry_after is False, "retries at once make an overload worse"
     ),
-    LintRule(
-        "client-tokens",
-        "client",
-        lambda at: _when(
-            at.has_client and at.max_tokens is None, "no max_tokens: an answer may run to the end of the context"
-        ),
-        "set max_tokens",
-    ),
-    LintRule(
-        "client-timeout",
-        "client",
-        lambda at: _below(at.client_timeout_s, at.e2e_p99_s, "clients give up after {:g} s, E2E p99 is {:g} s"),
-        "a limit above E2E p99, or shorter answers",
-    ),
-    LintRule(
-        "client-retries",
-        "client",
-        lambda at: _when(at.retries and at.honours_retry_after is False, "retries at once make an overload worse"),
-        "wait as long as Retry-After says",
-    ),
-    LintRule(
-        "sizing-weights",
-        "sizing",
-        lambda at: _when(at.sized_by == "weights", "sized by weights alone: KV is not counted"),
-        "penstock plan",
-    ),
-    LintRule(
-        "sizing-heads",
-        "sizing",
-        lambda at: _when(at.kv_formula == "heads", "KV counted for all heads of a model that shares them"),
-        "penstock calc kv --model NAME",
-    ),
-    LintRule(
-        "sizing-sparse",
-        "sizing",
-        lambda at: _when(at.flops == "sparse", "FLOP/s with sparsity: twice what dense work gets"),
-        "dense figures",
-    ),
-)
+    "sizing-weights": lambda at: _when(at.sized_by == "weights", "sized by weights alone: KV is not counted"),
+    "sizing-heads": lambda at: _when(at.kv_formula == "heads", "KV counted for all heads of a model that shares them"),
+    "sizing-sparse": lambda at: _when(at.flops == "sparse", "FLOP/s with sparsity: twice what dense work gets"),
+}
+"""By rule: what is wrong, in words, or None."""
+
+RULES = tuple(LintRule(**rule, applies=FINDINGS[rule["id"]]) for rule in load("lint"))

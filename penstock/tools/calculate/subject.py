@@ -207,10 +207,6 @@ class DeviceNumbers:
     def has_memory(self) -> bool:
         return self._inputs.memory is not None or self._found is not None
 
-    @property
-    def hardware(self) -> Hardware | None:
-        return self._found
-
     @cached_property
     def ceilings(self) -> Ceilings:
         """With the bandwidth asked for noted; operations are `flops`."""

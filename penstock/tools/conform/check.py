@@ -1,5 +1,6 @@
 """A check, what it is run against, and how a suite of them is run."""
 
+import json
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -21,6 +22,18 @@ class Target(NamedTuple):
     model: str
     key: str = "none"
     timeout_s: float = 60.0
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"authorization": f"Bearer {self.key}"}
+
+    def post(self, path: str, body: Any) -> Any:
+        """What the server answers to a body, or to bytes as they are."""
+        import httpx
+
+        headers = self.headers | {"content-type": "application/json"}
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        return httpx.post(f"{self.url}{path}", content=data, headers=headers, timeout=self.timeout_s)
 
 
 class Unmet(Exception):

@@ -16,18 +16,11 @@ MESSAGES = [{"role": "user", "content": "Say hello."}]
 def client(target: Target) -> Iterator[Any]:
     import ollama
 
-    opened = ollama.Client(host=target.url, headers={"authorization": f"Bearer {target.key}"}, timeout=target.timeout_s)
+    opened = ollama.Client(host=target.url, headers=target.headers, timeout=target.timeout_s)
     try:
         yield opened
     finally:
         opened._client.close()
-
-
-def post(target: Target, path: str, body: Any) -> Any:
-    import httpx
-
-    headers = {"authorization": f"Bearer {target.key}"}
-    return httpx.post(f"{target.url}{path}", json=body, headers=headers, timeout=target.timeout_s)
 
 
 @SUITE.must
@@ -41,7 +34,7 @@ def a_chat_is_answered_with_counts(target: Target) -> None:
 
 @SUITE.must
 def answers_are_streamed_as_lines_unless_asked_otherwise(target: Target) -> None:
-    answer = post(target, "/api/chat", {"model": target.model, "messages": MESSAGES, "options": OPTIONS})
+    answer = target.post("/api/chat", {"model": target.model, "messages": MESSAGES, "options": OPTIONS})
     expect(answer.headers["content-type"].startswith("application/x-ndjson"), "content-type is not x-ndjson")
     lines = [json.loads(line) for line in answer.text.strip().split("\n")]
     expect([line["done"] for line in lines] == [False] * (len(lines) - 1) + [True], "only the last line is done")
@@ -83,7 +76,7 @@ def errors_are_one_text(target: Target) -> None:
             expect(error.status_code == 404, f"status {error.status_code}, not 404")
         else:
             raise Unmet("an unknown model is answered")
-    answer = post(target, "/api/chat", {"model": target.model, "messages": 1})
+    answer = target.post("/api/chat", {"model": target.model, "messages": 1})
     expect(answer.status_code == 400 and set(answer.json()) == {"error"}, f"{answer.status_code} {answer.text[:80]}")
 
 
@@ -91,7 +84,7 @@ def errors_are_one_text(target: Target) -> None:
 def a_version_is_told(target: Target) -> None:
     import httpx
 
-    answer = httpx.get(f"{target.url}/api/version", headers={"authorization": f"Bearer {target.key}"})
+    answer = httpx.get(f"{target.url}/api/version", headers=target.headers)
     expect(answer.json().get("version"), "there is no version")
 
 

@@ -23,14 +23,6 @@ def client(target: Target) -> Iterator[Any]:
         yield opened
 
 
-def post(target: Target, path: str, body: Any, **options: Any) -> Any:
-    import httpx
-
-    headers = {"authorization": f"Bearer {target.key}", "content-type": "application/json"}
-    data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return httpx.post(f"{target.url}{path}", content=data, headers=headers, timeout=target.timeout_s, **options)
-
-
 def asked(target: Target, **fields: Any) -> dict[str, Any]:
     messages = [{"role": "user", "content": "Say hello."}]
     return {"model": target.model, "messages": messages, "max_tokens": 8, "temperature": 0} | fields
@@ -72,7 +64,7 @@ def a_chat_is_answered_with_usage(target: Target) -> None:
 
 @SUITE.must
 def keys_that_strict_clients_require_are_there(target: Target) -> None:
-    answer = post(target, "/v1/chat/completions", asked(target)).json()
+    answer = target.post("/v1/chat/completions", asked(target)).json()
     choice = answer["choices"][0]
     expect("refusal" in choice["message"], "message.refusal is missing")
     expect("logprobs" in choice, "choices[0].logprobs is missing")
@@ -111,7 +103,7 @@ def a_stream_says_what_the_whole_does(target: Target) -> None:
 
 @SUITE.must
 def a_stream_ends_with_done(target: Target) -> None:
-    answer = post(target, "/v1/chat/completions", asked(target, stream=True))
+    answer = target.post("/v1/chat/completions", asked(target, stream=True))
     expect(answer.headers["content-type"].startswith("text/event-stream"), "content-type is no event stream")
     expect(answer.text.rstrip().endswith("data: [DONE]"), "the stream does not end with [DONE]")
 
@@ -146,36 +138,36 @@ def faults_are_errors_before_the_stream_begins(target: Target) -> None:
             ({"messages": [{"role": "nobody", "content": "x"}]}, "an unknown role"),
             ({"top_logprobs": 100, "logprobs": True}, "top_logprobs 100"),
         ):
-            check_error(post(target, "/v1/chat/completions", asked(target, stream=stream, **fields)), 400, what)
+            check_error(target.post("/v1/chat/completions", asked(target, stream=stream, **fields)), 400, what)
 
 
 @SUITE.must
 def a_prompt_too_long_is_refused_with_its_code(target: Target) -> None:
     body = asked(target, messages=[{"role": "user", "content": "word " * 200_000}], stream=True)
-    error = check_error(post(target, "/v1/chat/completions", body), 400, "a prompt too long")
+    error = check_error(target.post("/v1/chat/completions", body), 400, "a prompt too long")
     expect(error["code"] == "context_length_exceeded", f"code is {error['code']!r}")
 
 
 @SUITE.must
 def what_is_no_json_is_a_client_s_fault(target: Target) -> None:
-    check_error(post(target, "/v1/chat/completions", b"{"), 400, "half a body")
+    check_error(target.post("/v1/chat/completions", b"{"), 400, "half a body")
 
 
 @SUITE.must
 def an_unknown_model_or_path_is_a_404_of_the_same_shape(target: Target) -> None:
     error = check_error(
-        post(target, "/v1/chat/completions", asked(target, model="no-such-model")), 404, "an unknown model"
+        target.post("/v1/chat/completions", asked(target, model="no-such-model")), 404, "an unknown model"
     )
     expect(error["code"] == "model_not_found", f"code is {error['code']!r}")
-    check_error(post(target, "/v1/no/such/path", {}), 404, "an unknown path")
+    check_error(target.post("/v1/no/such/path", {}), 404, "an unknown path")
 
 
 @SUITE.must
 def every_answer_has_a_request_id(target: Target) -> None:
     for answer in (
-        post(target, "/v1/chat/completions", asked(target)),
-        post(target, "/v1/chat/completions", b"{"),
-        post(target, "/v1/nothing", {}),
+        target.post("/v1/chat/completions", asked(target)),
+        target.post("/v1/chat/completions", b"{"),
+        target.post("/v1/nothing", {}),
     ):
         expect(answer.headers.get("x-request-id"), f"no x-request-id with status {answer.status_code}")
 

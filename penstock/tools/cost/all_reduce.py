@@ -65,18 +65,11 @@ def fitted_line(timed: Sequence[TimedSum]) -> tuple[float, float]:
     With weights 1 / seconds the two unknowns of least squares follow from five sums.
     """
     rows = [(1.0 / seconds, size / seconds) for size, seconds in timed]
-    aa, ab, bb = (sum(left * right for left, right in pairs) for pairs in _products(rows))
-    a, b = sum(row[0] for row in rows), sum(row[1] for row in rows)
+    aa, bb = sum(one * one for one, _ in rows), sum(other * other for _, other in rows)
+    ab = sum(one * other for one, other in rows)
+    a, b = sum(one for one, _ in rows), sum(other for _, other in rows)
     determinant = aa * bb - ab * ab
     wait_s, byte_s = (a * bb - b * ab) / determinant, (b * aa - a * ab) / determinant
     if wait_s < 0.0 or not math.isfinite(wait_s):
         wait_s, byte_s = 0.0, b / bb
     return wait_s, min(max(byte_s, 1.0 / MAX_RATE), 1.0 / MIN_RATE)
-
-
-def _products(rows: Sequence[tuple[float, float]]) -> tuple[Sequence[tuple[float, float]], ...]:
-    return (
-        [(one, one) for one, _ in rows],
-        rows,
-        [(other, other) for _, other in rows],
-    )

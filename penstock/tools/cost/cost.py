@@ -47,6 +47,16 @@ class TimeVaryingCost(Protocol):
         """Seconds that each of a run of steps takes beyond `run_s` if they have lost everything."""
 
 
+def plain_chunk(row: int, start: int, length: int, *, samples: bool = True) -> Chunk:
+    """A chunk as far as its cost goes: so many tokens behind so many."""
+    return Chunk(row, start, length, (), (), samples, None)
+
+
+def decode_chunks(num_sequences: int, num_held: int) -> list[Chunk]:
+    """Sequences that each generate a token behind so many."""
+    return [plain_chunk(row, num_held, 1) for row in range(num_sequences)]
+
+
 def moved(batch: Batch, num_positions: int) -> Batch:
     """The same batch with every chunk that many positions further."""
     return batch._replace(chunks=tuple(chunk._replace(start=chunk.start + num_positions) for chunk in batch.chunks))

@@ -4,11 +4,11 @@ A router has no engine. What happens inside a replica only that replica's own me
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from penstock.metrics.page import Page
-from penstock.tools.doctor.finding import Finding, ServiceLayer, Verdict
+from penstock.tools.doctor.finding import Finding, KnownFault, known_faults
 from penstock.tools.doctor.page import Change, Where
 
 MANY = 20
@@ -115,23 +115,16 @@ def _replica(name: str, change: Change, after: Page) -> ReplicaSigns:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class RouterRule:
-    id: str
-    layer: ServiceLayer
-    verdict: Verdict
-    symptom: str
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterRule(KnownFault):
     evidence: Callable[[RouterSigns], str]
     """What is seen of it; empty where it is not there."""
-    remedy: str
 
 
 def diagnose_router(signs: RouterSigns) -> tuple[Finding, ...]:
     """In the order of the table: what comes first is likelier the cause of what follows."""
     found = ((rule, rule.evidence(signs)) for rule in ROUTER_RULES)
-    return tuple(
-        Finding(rule.id, rule.layer, rule.verdict, rule.symptom, seen, rule.remedy) for rule, seen in found if seen
-    )
+    return tuple(rule.finding(seen) for rule, seen in found if seen)
 
 
 def _names(replicas: list[ReplicaSigns]) -> str:
@@ -183,96 +176,23 @@ def _often(number: float, signs: RouterSigns, words: str) -> str:
     )
 
 
-ROUTER_RULES: tuple[RouterRule, ...] = (
-    RouterRule(
-        "no-replica",
-        ServiceLayer.L4,
-        Verdict.FAULT,
-        "no replica takes requests",
-        lambda signs: "" if signs.ready else f"none of {len(signs.replicas)} is ready",
-        "start one and name it with --replica, or see why those that are named do not answer: penstock doctor URL of each",
+EVIDENCE: Mapping[str, Callable[[RouterSigns], str]] = {
+    "no-replica": lambda signs: "" if signs.ready else f"none of {len(signs.replicas)} is ready",
+    "breaker": _broken,
+    "replica-down": _down,
+    "replica-failing": _failing,
+    "parked": lambda signs: f"{signs.num_parked:.0f} wait in the router" if signs.num_parked > 0.0 else "",
+    "idle-beside-queue": _idle_beside_queue,
+    "skew": _skew,
+    "replica-kv-full": _full,
+    "router-refuses": lambda signs: _often(signs.num_refused, signs, "refused"),
+    "retries": lambda signs: (
+        _often(signs.num_retries, signs, "retried") or _often(signs.num_failovers, signs, "continued elsewhere")
     ),
-    RouterRule(
-        "breaker",
-        ServiceLayer.L4,
-        Verdict.WARNING,
-        "a replica's circuit breaker is open",
-        _broken,
-        "look at that replica (penstock doctor URL): it failed several requests in a row; the router tries it again by itself",
+    "router-slow": lambda signs: (
+        f"overhead p99 {1e3 * signs.overhead_p99_s:,.1f} ms" if signs.overhead_p99_s > SLOW_S else ""
     ),
-    RouterRule(
-        "replica-down",
-        ServiceLayer.L4,
-        Verdict.WARNING,
-        "a replica takes no requests",
-        _down,
-        "it loads, drains or does not answer: penstock doctor URL of that replica tells which",
-    ),
-    RouterRule(
-        "replica-failing",
-        ServiceLayer.L3,
-        Verdict.WARNING,
-        "a replica fails requests",
-        _failing,
-        "read its log; what it failed before a first byte went to another one",
-    ),
-    RouterRule(
-        "parked",
-        ServiceLayer.L4,
-        Verdict.WARNING,
-        "requests wait for a replica",
-        lambda signs: f"{signs.num_parked:.0f} wait in the router" if signs.num_parked > 0.0 else "",
-        "add replicas, or see why those that are there take none",
-    ),
-    RouterRule(
-        "idle-beside-queue",
-        ServiceLayer.L4,
-        Verdict.WARNING,
-        "one replica has a queue while another idles",
-        _idle_beside_queue,
-        "route by load: --policy least-pending, or auto; sticky sessions and prefix policies trade evenness for cache hits",
-    ),
-    RouterRule(
-        "skew",
-        ServiceLayer.L4,
-        Verdict.WARNING,
-        "one replica gets far more than its share",
-        _skew,
-        "a prefix policy does so where prompts begin alike: see that its cache hits pay for it, else --policy least-pending",
-    ),
-    RouterRule(
-        "replica-kv-full",
-        ServiceLayer.L3,
-        Verdict.WARNING,
-        "a replica's KV cache is full",
-        _full,
-        "add replicas, serve with --kv fp8, or cap contexts with --max-context",
-    ),
-    RouterRule(
-        "router-refuses",
-        ServiceLayer.L5,
-        Verdict.WARNING,
-        "the router refuses requests itself",
-        lambda signs: _often(signs.num_refused, signs, "refused"),
-        "see penstock_router_refused_total by code: limits of keys, bodies too large, or no replica in time",
-    ),
-    RouterRule(
-        "retries",
-        ServiceLayer.L4,
-        Verdict.WARNING,
-        "many requests are sent twice",
-        lambda signs: (
-            _often(signs.num_retries, signs, "retried") or _often(signs.num_failovers, signs, "continued elsewhere")
-        ),
-        "replicas fail or refuse: look at the one with most failures below",
-    ),
-    RouterRule(
-        "router-slow",
-        ServiceLayer.L5,
-        Verdict.WARNING,
-        "the router itself is slow",
-        lambda signs: f"overhead p99 {1e3 * signs.overhead_p99_s:,.1f} ms" if signs.overhead_p99_s > SLOW_S else "",
-        "give it a core of its own, or run several routers behind a load balancer",
-    ),
-)
-"""Heaviest first."""
+}
+"""How each fault of `rules.json` shows."""
+
+ROUTER_RULES = tuple(RouterRule(**fault, evidence=EVIDENCE[fault["id"]]) for fault in known_faults("router"))

@@ -3,25 +3,25 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
-from penstock.tools.doctor.finding import Finding, ServiceLayer, Verdict
+from penstock.tools.doctor.finding import Finding, KnownFault
 from penstock.tools.doctor.signs import Signs
 
 _SIGNS = frozenset(sign.name for sign in fields(Signs)) - {"window_s", "missing"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
-    id: str
-    layer: ServiceLayer
-    verdict: Verdict
-    weight: int
-    """Heavier findings are reported first: they are likelier the cause of the others."""
-    symptom: str
+class Trigger(NamedTuple):
+    """When a rule speaks, and what it says it has seen."""
+
     condition: Callable[[Signs], bool]
     evidence: Callable[[Signs], str]
-    remedy: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule(KnownFault):
+    condition: Callable[[Signs], bool]
+    evidence: Callable[[Signs], str]
 
     @property
     def reads(self) -> frozenset[str]:
@@ -31,9 +31,6 @@ class Rule:
 
     def holds(self, signs: Signs) -> bool:
         return not any(math.isnan(getattr(signs, sign)) for sign in self.reads) and self.condition(signs)
-
-    def finding(self, signs: Signs) -> Finding:
-        return Finding(self.id, self.layer, self.verdict, self.symptom, self.evidence(signs), self.remedy)
 
     def lacks(self, signs: Signs) -> tuple[str, ...]:
         """What would have to be known before the rule could be applied: metrics, or a flag."""
@@ -45,14 +42,14 @@ class Rule:
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
     findings: tuple[Finding, ...]
-    """Heaviest first."""
+    """In the order of the rules."""
     unexamined: tuple[tuple[Rule, tuple[str, ...]], ...]
     """Rules that could not be applied, each with what it lacks."""
 
 
 def diagnose(signs: Signs, rules: Sequence[Rule]) -> Diagnosis:
-    fired = sorted((rule for rule in rules if rule.holds(signs)), key=lambda rule: -rule.weight)
     lacking = ((rule, rule.lacks(signs)) for rule in rules)
     return Diagnosis(
-        tuple(rule.finding(signs) for rule in fired), tuple((rule, names) for rule, names in lacking if names)
+        tuple(rule.finding(rule.evidence(signs)) for rule in rules if rule.holds(signs)),
+        tuple((rule, names) for rule, names in lacking if names),
     )

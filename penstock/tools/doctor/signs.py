@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 from penstock.metrics.page import Page
 from penstock.tools.doctor.machine import machine_signs
@@ -13,6 +14,14 @@ REFUSED, SILENT, UNREACHABLE, UNINTELLIGIBLE = 0.0, 1.0, 2.0, 3.0
 OWN_ROUTES = ("/livez", "/readyz", "/health", "/metrics", "/version")
 """What watchers ask, a doctor among them: no part of the load."""
 VECTOR_ROUTES = ("/v1/embeddings", "/v1/rerank")
+OPTIONAL = ("dollars_per_1k",)
+"""Signs of servers that were told more, here a price: without it nothing is missing."""
+RUNNING, WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
+CALLS = "penstock_calls_open"
+KV = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
+ITL = ("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds")
+TTFT = "vllm:time_to_first_token_seconds"
+LAYOUT = "vllm:cache_config_info"
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +31,37 @@ class Look:
     statuses: Mapping[str, float]
     seconds: Mapping[str, float]
     page: Page
+
+
+def _ratio(change: Change, part: str, whole: str) -> float:
+    counts = change.count(part), change.count(whole)
+    return counts[0] / counts[1] if counts[1] > 0.0 else math.nan
+
+
+def _unread(calls: float, running: float, waiting: float, change: Change) -> float:
+    """Calls for vectors are computed without ever running or waiting, so beside them nothing can be told."""
+    num_vectors = _answers(lambda route, _: route in VECTOR_ROUTES)(change)
+    return calls - running - waiting if num_vectors == 0.0 else math.nan
+
+
+def _answers(where: Callable[[str, int], bool]) -> Callable[[Change], float]:
+    def is_meant(labels: Mapping[str, str]) -> bool:
+        route, status = labels.get("route", ""), labels.get("status", "")
+        return route not in OWN_ROUTES and where(route, int(status) if status.isdecimal() else 0)
+
+    return lambda change: change.count("penstock_http_responses_total", is_meant)
+
+
+def _ended(*reasons: str) -> Callable[[Change], float]:
+    def is_meant(labels: Mapping[str, str]) -> bool:
+        return not reasons or labels.get("finished_reason") in reasons
+
+    return lambda change: change.count("vllm:request_success_total", is_meant)
+
+
+def measured(measure: Callable[[Change], float], default: float = math.nan) -> Any:
+    """A sign, and how it is read from the change between two pages."""
+    return field(default=default, metadata={"measure": measure})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,52 +75,64 @@ class Signs:
     ready_status: float = math.nan
     health_s: float = math.nan
     """How long /health took, in the better of the two looks."""
-    has_restarted: float = 0.0
+    has_restarted: float = measured(lambda change: float(change.has_restarted), 0.0)
     """1 if another process answered the second time."""
 
-    num_running_before: float = math.nan
-    num_running: float = math.nan
-    num_waiting_before: float = math.nan
-    num_waiting: float = math.nan
-    kv_usage_fraction: float = math.nan
-    num_kv_tokens: float = math.nan
+    num_running_before: float = measured(lambda change: change.gauge_before(RUNNING))
+    num_running: float = measured(lambda change: change.gauge(RUNNING))
+    num_waiting_before: float = measured(lambda change: change.gauge_before(WAITING))
+    num_waiting: float = measured(lambda change: change.gauge(WAITING))
+    kv_usage_fraction: float = measured(lambda change: change.largest(*KV))
+    num_kv_tokens: float = measured(
+        lambda change: change.label(LAYOUT, "block_size") * change.label(LAYOUT, "num_gpu_blocks")
+    )
     """Tokens that the KV cache has room for."""
-    num_unread_before: float = math.nan
+    num_unread_before: float = measured(
+        lambda change: _unread(
+            change.gauge_before(CALLS), change.gauge_before(RUNNING), change.gauge_before(WAITING), change
+        )
+    )
     """Calls open although nothing is computed for them."""
-    num_unread: float = math.nan
-    num_calls: float = math.nan
+    num_unread: float = measured(
+        lambda change: _unread(change.gauge(CALLS), change.gauge(RUNNING), change.gauge(WAITING), change)
+    )
+    num_calls: float = measured(lambda change: change.gauge(CALLS))
 
-    prompt_tokens_per_s: float = math.nan
-    output_tokens_per_s: float = math.nan
-    started_per_s: float = math.nan
+    prompt_tokens_per_s: float = measured(lambda change: change.rate("vllm:prompt_tokens_total"))
+    output_tokens_per_s: float = measured(lambda change: change.rate("vllm:generation_tokens_total"))
+    started_per_s: float = measured(lambda change: change.rate(f"{TTFT}_count"))
     """Requests whose first token came."""
-    ended_per_s: float = math.nan
-    steps_per_s: float = math.nan
-    refused_per_s: float = math.nan
-    preemptions_per_s: float = math.nan
-    num_errors: float = math.nan
+    ended_per_s: float = measured(lambda change: change.rate("vllm:request_success_total"))
+    steps_per_s: float = measured(lambda change: change.rate("penstock_engine_steps_total"))
+    refused_per_s: float = measured(lambda change: change.rate("penstock_requests_refused_total"))
+    preemptions_per_s: float = measured(lambda change: change.rate("vllm:num_preemptions_total"))
+    num_errors: float = measured(_ended("error"))
     """Requests of the window that ended in an error, and those that their clients gave up."""
-    num_aborts: float = math.nan
-    num_ended: float = math.nan
-    num_new_restarts: float = math.nan
-    num_restarts: float = math.nan
+    num_aborts: float = measured(_ended("abort"))
+    num_ended: float = measured(_ended())
+    num_new_restarts: float = measured(lambda change: change.count("penstock_engine_restarts_total"))
+    num_restarts: float = measured(lambda change: change.total("penstock_engine_restarts_total"))
 
-    num_answers: float = math.nan
+    num_answers: float = measured(_answers(lambda _, status: True))
     """HTTP answers of the window but for those to watchers; then those of some statuses."""
-    num_server_faults: float = math.nan
-    num_locked_out: float = math.nan
-    num_bad_requests: float = math.nan
+    num_server_faults: float = measured(_answers(lambda _, status: status >= 500 and status != 503))
+    num_locked_out: float = measured(_answers(lambda _, status: status in (401, 403)))
+    num_bad_requests: float = measured(
+        _answers(lambda _, status: 400 <= status < 500 and status not in (401, 403, 429))
+    )
 
-    ttft_p50_s: float = math.nan
-    ttft_p95_s: float = math.nan
-    itl_mean_s: float = math.nan
-    itl_p50_s: float = math.nan
-    itl_p99_s: float = math.nan
-    queue_mean_s: float = math.nan
-    queue_p95_s: float = math.nan
-    prefill_mean_s: float = math.nan
-    prompt_mean_tokens: float = math.nan
-    hit_fraction: float = math.nan
+    ttft_p50_s: float = measured(lambda change: change.quantile(0.5, TTFT))
+    ttft_p95_s: float = measured(lambda change: change.quantile(0.95, TTFT))
+    itl_mean_s: float = measured(lambda change: change.mean(*ITL))
+    itl_p50_s: float = measured(lambda change: change.quantile(0.5, *ITL))
+    itl_p99_s: float = measured(lambda change: change.quantile(0.99, *ITL))
+    queue_mean_s: float = measured(lambda change: change.mean("vllm:request_queue_time_seconds"))
+    queue_p95_s: float = measured(lambda change: change.quantile(0.95, "vllm:request_queue_time_seconds"))
+    prefill_mean_s: float = measured(lambda change: change.mean("vllm:request_prefill_time_seconds"))
+    prompt_mean_tokens: float = measured(lambda change: _ratio(change, "vllm:prompt_tokens_total", f"{TTFT}_count"))
+    hit_fraction: float = measured(
+        lambda change: _ratio(change, "vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total")
+    )
     """Share of prompt tokens that the prefix cache gave."""
     stolen_fraction: float = math.nan
     """Of the machine's processors, what a hypervisor gave to others; then what other programs used."""
@@ -116,13 +168,15 @@ class Signs:
     floor_s: float = math.nan
     """What a mean step takes at the hardware's limit, where the hardware is known."""
 
-    step_sequences: float = math.nan
+    step_sequences: float = measured(lambda change: change.mean("penstock_step_sequences"))
     """Sequences that a mean step gave tokens to."""
-    good_fraction: float = math.nan
+    good_fraction: float = measured(
+        lambda change: _ratio(change, "penstock_good_requests_total", "vllm:e2e_request_latency_seconds_count")
+    )
     """Share of the requests that ended which met the chat SLO."""
-    kv_waste_fraction: float = math.nan
+    kv_waste_fraction: float = measured(lambda change: change.largest("penstock_kv_waste_fraction"))
     """Share of held KV positions that hold no token."""
-    dollars_per_1k: float = math.nan
+    dollars_per_1k: float = measured(lambda change: change.gauge("penstock_dollars_per_1k_tokens"))
     """Of 1,000 generated tokens, since the server's start."""
 
     missing: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -137,11 +191,12 @@ class Signs:
 def signs_of(before: Look, after: Look, window_s: float) -> Signs:
     values: dict[str, float] = {}
     missing: dict[str, tuple[str, ...]] = {}
-    for name, measure in MEASURES.items():
-        change = Change(before.page, after.page, window_s)
-        values[name] = measure(change)
-        if change.absent and name not in OPTIONAL:
-            missing[name] = tuple(sorted(change.absent))
+    for sign in fields(Signs):
+        if measure := sign.metadata.get("measure"):
+            change = Change(before.page, after.page, window_s)
+            values[sign.name] = measure(change)
+            if change.absent and sign.name not in OPTIONAL:
+                missing[sign.name] = tuple(sorted(change.absent))
     ready_status = after.statuses.get("/readyz", math.nan)
     if ready_status == 404:
         missing["ready_status"] = ("/readyz",)
@@ -157,88 +212,3 @@ def signs_of(before: Look, after: Look, window_s: float) -> Signs:
         **values,
         **machine_signs(before.page, after.page, window_s),
     )
-
-
-def _ratio(change: Change, part: str, whole: str) -> float:
-    counts = change.count(part), change.count(whole)
-    return counts[0] / counts[1] if counts[1] > 0.0 else math.nan
-
-
-def _unread(calls: float, running: float, waiting: float, change: Change) -> float:
-    """Calls for vectors are computed without ever running or waiting, so beside them nothing can be told."""
-    num_vectors = _answers(lambda route, _: route in VECTOR_ROUTES)(change)
-    return calls - running - waiting if num_vectors == 0.0 else math.nan
-
-
-def _answers(where: Callable[[str, int], bool]) -> Callable[[Change], float]:
-    def is_meant(labels: Mapping[str, str]) -> bool:
-        route, status = labels.get("route", ""), labels.get("status", "")
-        return route not in OWN_ROUTES and where(route, int(status) if status.isdecimal() else 0)
-
-    return lambda change: change.count("penstock_http_responses_total", is_meant)
-
-
-def _ended(*reasons: str) -> Callable[[Change], float]:
-    def is_meant(labels: Mapping[str, str]) -> bool:
-        return not reasons or labels.get("finished_reason") in reasons
-
-    return lambda change: change.count("vllm:request_success_total", is_meant)
-
-
-RUNNING, WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
-CALLS = "penstock_calls_open"
-KV = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
-ITL = ("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds")
-TTFT = "vllm:time_to_first_token_seconds"
-LAYOUT = "vllm:cache_config_info"
-
-MEASURES: Mapping[str, Callable[[Change], float]] = {
-    "has_restarted": lambda change: float(change.has_restarted),
-    "num_running_before": lambda change: change.gauge_before(RUNNING),
-    "num_running": lambda change: change.gauge(RUNNING),
-    "num_waiting_before": lambda change: change.gauge_before(WAITING),
-    "num_waiting": lambda change: change.gauge(WAITING),
-    "kv_usage_fraction": lambda change: change.largest(*KV),
-    "num_kv_tokens": lambda change: change.label(LAYOUT, "block_size") * change.label(LAYOUT, "num_gpu_blocks"),
-    "num_unread_before": lambda change: _unread(
-        change.gauge_before(CALLS), change.gauge_before(RUNNING), change.gauge_before(WAITING), change
-    ),
-    "num_unread": lambda change: _unread(change.gauge(CALLS), change.gauge(RUNNING), change.gauge(WAITING), change),
-    "num_calls": lambda change: change.gauge(CALLS),
-    "prompt_tokens_per_s": lambda change: change.rate("vllm:prompt_tokens_total"),
-    "output_tokens_per_s": lambda change: change.rate("vllm:generation_tokens_total"),
-    "started_per_s": lambda change: change.rate(f"{TTFT}_count"),
-    "ended_per_s": lambda change: change.rate("vllm:request_success_total"),
-    "steps_per_s": lambda change: change.rate("penstock_engine_steps_total"),
-    "refused_per_s": lambda change: change.rate("penstock_requests_refused_total"),
-    "preemptions_per_s": lambda change: change.rate("vllm:num_preemptions_total"),
-    "num_errors": _ended("error"),
-    "num_aborts": _ended("abort"),
-    "num_ended": _ended(),
-    "num_new_restarts": lambda change: change.count("penstock_engine_restarts_total"),
-    "num_restarts": lambda change: change.total("penstock_engine_restarts_total"),
-    "num_answers": _answers(lambda _, status: True),
-    "num_server_faults": _answers(lambda _, status: status >= 500 and status != 503),
-    "num_locked_out": _answers(lambda _, status: status in (401, 403)),
-    "num_bad_requests": _answers(lambda _, status: 400 <= status < 500 and status not in (401, 403, 429)),
-    "ttft_p50_s": lambda change: change.quantile(0.5, TTFT),
-    "ttft_p95_s": lambda change: change.quantile(0.95, TTFT),
-    "itl_mean_s": lambda change: change.mean(*ITL),
-    "itl_p50_s": lambda change: change.quantile(0.5, *ITL),
-    "itl_p99_s": lambda change: change.quantile(0.99, *ITL),
-    "queue_mean_s": lambda change: change.mean("vllm:request_queue_time_seconds"),
-    "queue_p95_s": lambda change: change.quantile(0.95, "vllm:request_queue_time_seconds"),
-    "prefill_mean_s": lambda change: change.mean("vllm:request_prefill_time_seconds"),
-    "prompt_mean_tokens": lambda change: _ratio(change, "vllm:prompt_tokens_total", f"{TTFT}_count"),
-    "step_sequences": lambda change: change.mean("penstock_step_sequences"),
-    "good_fraction": lambda change: _ratio(
-        change, "penstock_good_requests_total", "vllm:e2e_request_latency_seconds_count"
-    ),
-    "kv_waste_fraction": lambda change: change.largest("penstock_kv_waste_fraction"),
-    "dollars_per_1k": lambda change: change.gauge("penstock_dollars_per_1k_tokens"),
-    "hit_fraction": lambda change: _ratio(change, "vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total"),
-}
-"""How each sign is read from the change between two pages."""
-
-OPTIONAL = ("dollars_per_1k",)
-"""Signs of servers that were told more, here a price: without it nothing is missing."""

@@ -90,7 +90,7 @@ class ProcessorGroup:
     def __init__(self, root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> None:
         self._root = root
         self._paths: dict[str, str] = {}
-        for line in _text(membership).splitlines():
+        for line in text_of(membership).splitlines():
             _, controllers, path = line.split(":", 2)
             self._paths |= dict.fromkeys(controllers.split(","), path)
 
@@ -98,8 +98,8 @@ class ProcessorGroup:
     def quota_cores(self) -> float | None:
         quotas = []
         for folder in self._folders("cpu"):
-            words = _text(folder / "cpu.max").split()
-            words = words or [_text(folder / "cpu.cfs_quota_us"), _text(folder / "cpu.cfs_period_us")]
+            words = text_of(folder / "cpu.max").split()
+            words = words or [text_of(folder / "cpu.cfs_quota_us"), text_of(folder / "cpu.cfs_period_us")]
             quota, period = map(_number, [*words, "", ""][:2])
             if quota is not None and quota > 0 and period:
                 quotas.append(quota / period)
@@ -110,7 +110,7 @@ class ProcessorGroup:
         """In which its time is counted, and of those in which it ran out; of the limit that bites most."""
         found = []
         for folder in self._folders("cpu"):
-            words = _text(folder / "cpu.stat").split()
+            words = text_of(folder / "cpu.stat").split()
             counts = dict(zip(words[::2], words[1::2], strict=False))
             periods, throttled = _number(counts.get("nr_periods", "")), _number(counts.get("nr_throttled", ""))
             if periods and throttled is not None:
@@ -126,7 +126,7 @@ class ProcessorGroup:
         free = [UNBOUNDED]
         for folder in self._folders("memory"):
             for most, used in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
-                limit, usage = _number(_text(folder / most)), _number(_text(folder / used))
+                limit, usage = _number(text_of(folder / most)), _number(text_of(folder / used))
                 if limit is not None and usage is not None and limit < UNBOUNDED:
                     free.append(max(limit - usage, 0))
         return min(free)
@@ -140,13 +140,13 @@ class ProcessorGroup:
 
 def read_meminfo(path: Path = Path("/proc/meminfo")) -> dict[str, int]:
     """Bytes by name."""
-    rows = (line.split() for line in _text(path).splitlines())
+    rows = (line.split() for line in text_of(path).splitlines())
     return {row[0].rstrip(":"): int(row[1]) * 1024 for row in rows if len(row) == 3 and row[1].isdecimal()}
 
 
 def torch_cuda(path: Path) -> str:
     """CUDA that torch was built for, from the file that says so: it can be read even if torch does not start."""
-    found = re.search(r"^cuda\b[^=]*=\s*'([\d.]+)'", _text(path), re.MULTILINE)
+    found = re.search(r"^cuda\b[^=]*=\s*'([\d.]+)'", text_of(path), re.MULTILINE)
     return found[1] if found else ""
 
 
@@ -177,7 +177,7 @@ def _version(name: str) -> str:
 
 
 def _instructions() -> frozenset[str]:
-    found = re.search(r"^flags\s*:(.*)$", _text(Path("/proc/cpuinfo")), re.MULTILINE)
+    found = re.search(r"^flags\s*:(.*)$", text_of(Path("/proc/cpuinfo")), re.MULTILINE)
     return frozenset(found[1].split() if found else ())
 
 
@@ -226,7 +226,7 @@ def _fault_of_listening(port: int) -> str:
     return ""
 
 
-def _text(path: Path) -> str:
+def text_of(path: Path) -> str:
     try:
         return path.read_text()
     except (OSError, UnicodeDecodeError):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.metrics.exposition import Counter, Gauge, Labels, Metric
-from penstock.tools.measure.environment import ProcessorGroup
+from penstock.tools.measure.environment import ProcessorGroup, text_of
 from penstock.tools.measure.nvml import Nvml
 from penstock.tools.measure.this_machine import known_hardware
 
@@ -63,19 +63,13 @@ class HostSignals:
     def _own_s(self) -> tuple[float, float | None]:
         """Of this process and all that it started: seconds computed, and seconds that threads waited for a processor, where
         the system counts them."""
-        total, waited_ns, pending, seen = 0.0, list[int](), [os.getpid()], set()
-        while pending:
-            pid = pending.pop()
-            if pid in seen:
-                continue
-            seen.add(pid)
+        total, waited_ns = 0.0, list[int]()
+        for pid in own_processes(self._root):
             fields = self._text(f"proc/{pid}/stat").rpartition(")")[2].split()
             if len(fields) > 13:
                 total += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-            for task in self._glob(f"proc/{pid}/task/*"):  # any thread may have started a process
-                name = str(task.relative_to(self._root))
-                pending += [int(word) for word in self._text(f"{name}/children").split()]
-                words = self._text(f"{name}/schedstat").split()
+            for path in self._glob(f"proc/{pid}/task/*/schedstat"):
+                words = text_of(path).split()
                 waited_ns += [int(words[1])] if len(words) == 3 else []
         return total, sum(waited_ns) / 1e9 if waited_ns else None
 
@@ -111,10 +105,7 @@ class HostSignals:
             yield _counted("penstock_host_energy_joules", "Energy that the processors took", joules)
 
     def _text(self, name: str) -> str:
-        try:
-            return (self._root / name).read_text()
-        except (OSError, UnicodeDecodeError):
-            return ""
+        return text_of(self._root / name)
 
     def _glob(self, pattern: str) -> Iterator[Path]:
         yield from self._root.glob(pattern)
@@ -197,7 +188,7 @@ class GpuSignals:
         processes = self._told("processes", handle)
         if processes is None:
             return None
-        own = {os.getpid(), *_children(os.getpid())}
+        own = set(own_processes(Path("/")))
         return float(sum(one.used_bytes for one in processes if one.pid not in own))
 
     def _ask(self, name: str, *arguments: Any) -> float | None:
@@ -235,12 +226,16 @@ class MachineMetrics:
         return found
 
 
-def _children(pid: int) -> list[int]:
-    try:
-        words = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    except OSError:
-        return []
-    return [each for word in words for each in (int(word), *_children(int(word)))]
+def own_processes(root: Path) -> Iterator[int]:
+    """This process and all that it started, whichever thread did."""
+    pending, seen = [os.getpid()], set[int]()
+    while pending:
+        pid = pending.pop()
+        if pid not in seen:
+            seen.add(pid)
+            yield pid
+            for path in root.glob(f"proc/{pid}/task/*/children"):
+                pending += map(int, text_of(path).split())
 
 
 def _scaled(value: float | None, factor: float) -> float | None:

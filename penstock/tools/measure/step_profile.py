@@ -6,15 +6,16 @@ against what this machine reaches.
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from random import Random
 from typing import Any, NamedTuple
 
 from penstock.errors import ConfigError
-from penstock.runtime.core.batch import Batch, Chunk
+from penstock.runtime.core.batch import Batch
 from penstock.runtime.core.features import StepTime
 from penstock.runtime.core.request import Request, SamplingParams
 from penstock.runtime.engine.engine import Engine
+from penstock.tools.cost.cost import decode_chunks, plain_chunk
 from penstock.tools.cost.hardware import Ceilings, NumberFormat
 from penstock.tools.cost.parts import PartWork
 
@@ -34,9 +35,9 @@ class StepShape(NamedTuple):
     @property
     def chunks(self) -> Batch:
         """Such a step, as far as its cost goes."""
-        found = [Chunk(row, self.context, 1, (), (), True, None) for row in range(self.batch)]
+        found = decode_chunks(self.batch, self.context)
         if self.prompt:
-            found.append(Chunk(self.batch, 0, self.prompt, (), (), True, None))
+            found.append(plain_chunk(self.batch, 0, self.prompt))
         return Batch(0, tuple(found))
 
 
@@ -178,15 +179,11 @@ def _rows(kinds: dict[str, str], spans: Sequence[TracedSpan], count: int, by: st
 def _beside(row: PartRow, work: PartWork | None, ceilings: Ceilings, number_format: NumberFormat) -> PartRow:
     if work is None or not work.moved_bytes or not row.seconds:
         return row
-    return PartRow(
-        row.name,
-        row.kind,
-        row.seconds,
-        row.share,
-        row.num_launches,
-        work.moved_bytes / row.seconds,
-        work.flops / row.seconds,
-        work.floor_s(ceilings, number_format),
+    return replace(
+        row,
+        bytes_per_s=work.moved_bytes / row.seconds,
+        flops_per_s=work.flops / row.seconds,
+        floor_s=work.floor_s(ceilings, number_format),
     )
 
 

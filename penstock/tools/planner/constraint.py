@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from penstock.errors import ConfigError
-from penstock.runtime.core.batch import Batch, Chunk
+from penstock.runtime.core.batch import Batch
+from penstock.tools.cost.cost import plain_chunk
 from penstock.tools.cost.measured import MeasuredCost
 from penstock.tools.planner.candidate import Candidate
 from penstock.tools.planner.capacity import Capacity, CapacityTrial
@@ -115,7 +116,7 @@ def _sequences(candidate: Candidate, evidence: str) -> Constraint:
 
 def _prompts(candidate: Candidate, evidence: str, sizes: Sizes) -> Constraint:
     length = max(1, round(sizes.mean_prompt))
-    alone_s = candidate.step_cost.step_s(Batch(0, (Chunk(0, 0, length, (), (), True, None),)))
+    alone_s = candidate.step_cost.step_s(Batch(0, (plain_chunk(0, 0, length),)))
     words = f"Computing prompts: {evidence}; one of mean length takes {1e3 * alone_s:.0f} ms by itself"
     budget = min(4 * candidate.max_batch_tokens, MOST_BUDGET)
     wider = _with(candidate, candidate.max_sequences, budget)

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from penstock.errors import ConfigError
 from penstock.fields import check, setting
-from penstock.runtime.core.batch import Batch, Chunk
-from penstock.tools.cost.cost import Cost
+from penstock.runtime.core.batch import Batch
+from penstock.tools.cost.cost import Cost, decode_chunks, plain_chunk
 
 if TYPE_CHECKING:  # numpy comes with it, which the flags of a command need not
     from penstock.tools.planner.demand import Sizes
@@ -67,16 +67,12 @@ def token_price(hourly: float, rate: float, sizes: "Sizes", prompt_share: float)
 def prompt_time_share(cost: Cost, sizes: "Sizes", num_sequences: float, budget: int) -> float:
     """Of the time a request takes of a full device: its prompt in full steps, its answer as one of a batch."""
     count = max(1, round(num_sequences))
-    decode = Batch(0, tuple(_chunk(row, round(sizes.mean_held), 1) for row in range(count)))
+    decode = Batch(0, tuple(decode_chunks(count, round(sizes.mean_held))))
     answer_s = sizes.mean_answer * cost.step_s(decode) / count
     length = min(budget, max(1, round(sizes.mean_prompt)))
-    whole = Batch(0, tuple(_chunk(row, 0, length) for row in range(max(1, budget // length))))
+    whole = Batch(0, tuple(plain_chunk(row, 0, length) for row in range(max(1, budget // length))))
     prompt_s = sizes.mean_prompt * cost.step_s(whole) / whole.num_tokens
     return prompt_s / (prompt_s + answer_s)
-
-
-def _chunk(row: int, start: int, length: int) -> Chunk:
-    return Chunk(row, start, length, (), (), True, None)
 
 
 @dataclass(frozen=True, slots=True)

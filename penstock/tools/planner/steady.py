@@ -8,10 +8,12 @@ step computes B tokens of generation and B x prompt / answer tokens of prompts, 
 More sequences carry more, until their KV does not fit, a step takes longer than the SLO allows, or its tokens pass the budget.
 """
 
+from bisect import bisect_left
 from dataclasses import dataclass
 
 from penstock.metrics.summary import Slo
-from penstock.runtime.core.batch import Batch, Chunk
+from penstock.runtime.core.batch import Batch
+from penstock.tools.cost.cost import decode_chunks, plain_chunk
 from penstock.tools.planner.candidate import Candidate
 from penstock.tools.planner.demand import Sizes
 
@@ -24,25 +26,16 @@ class Steady:
     num_sequences: int
     step_s: float
 
-    @property
-    def request_s(self) -> float:
-        """From first to last token."""
-        return self.num_sequences / self.rate if self.rate else 0.0
-
 
 def steady_batch(num_sequences: int, sizes: Sizes, cached_prompt: float = 0.0) -> Batch:
     """Generation in the middle of answers, and the share of prompts that comes with it, as one chunk of it."""
     middle = max(1, round(sizes.mean_held))
     own = max(1.0, sizes.mean_prompt - cached_prompt)
-    chunks = [_chunk(row, middle, 1) for row in range(num_sequences)]
+    chunks = decode_chunks(num_sequences, middle)
     num_prompt = round(num_sequences * own / sizes.mean_answer)
     for start in range(0, num_prompt, max(1, round(own))):
-        chunks.append(_chunk(len(chunks), round(cached_prompt), min(round(own), num_prompt - start) or 1))
+        chunks.append(plain_chunk(len(chunks), round(cached_prompt), min(round(own), num_prompt - start) or 1))
     return Batch(0, tuple(chunks))
-
-
-def _chunk(row: int, start: int, length: int) -> Chunk:
-    return Chunk(row, start, length, (), (), True, None, 0)
 
 
 def bound(candidate: Candidate, sizes: Sizes, slo: Slo, cached_prompt: float = 0.0) -> Steady:
@@ -65,21 +58,16 @@ def bound(candidate: Candidate, sizes: Sizes, slo: Slo, cached_prompt: float = 0
 
 def num_inside(candidate: Candidate, sizes: Sizes, rate: float, cached_prompt: float = 0.0) -> int:
     """Sequences that generate at once when one copy carries this rate; at most as many as there is room for."""
-    low, high = 1, max(1, min(candidate.max_sequences, candidate.sizing.num_sequences(sizes.mean_held)))
-    while low < high:
-        count = (low + high) // 2
-        if _at(candidate, sizes, count, cached_prompt).rate >= rate:
-            high = count
-        else:
-            low = count + 1
-    return low
+    most = max(1, min(candidate.max_sequences, candidate.sizing.num_sequences(sizes.mean_held)))
+    fewer = range(1, most)
+    return 1 + bisect_left(fewer, rate, key=lambda count: _at(candidate, sizes, count, cached_prompt).rate)
 
 
 def _prompts_alone(candidate: Candidate, sizes: Sizes, cached_prompt: float) -> Steady:
     """Where a prompt takes many times as many tokens as its answer, full steps of prompts are all there is time for."""
     budget = candidate.max_batch_tokens
     start = round(cached_prompt + max(0.0, sizes.mean_prompt - cached_prompt - budget) / 2)
-    step_s = candidate.step_cost.step_s(Batch(0, (_chunk(0, start, budget),)))
+    step_s = candidate.step_cost.step_s(Batch(0, (plain_chunk(0, start, budget),)))
     return Steady(budget / (max(1.0, sizes.mean_prompt - cached_prompt) * step_s), 1, step_s)
 
 

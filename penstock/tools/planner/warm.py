@@ -10,8 +10,9 @@ from dataclasses import replace
 from random import Random
 from typing import NamedTuple
 
-from penstock.runtime.core.batch import Batch, Chunk
+from penstock.runtime.core.batch import Batch
 from penstock.runtime.core.request import Request, SamplingParams
+from penstock.tools.cost.cost import plain_chunk
 from penstock.tools.planner.candidate import Candidate
 from penstock.tools.planner.demand import Demand
 from penstock.tools.planner.steady import num_inside
@@ -53,5 +54,5 @@ def _seconds(candidate: Candidate, requests: list[Request]) -> float:
     """Of computing all their prompts in full steps."""
     budget = candidate.max_batch_tokens
     num_tokens = sum(len(request.prompt) for request in requests)
-    step_s = candidate.step_cost.step_s(Batch(0, (Chunk(0, 0, budget, (), (), True, None),)))
+    step_s = candidate.step_cost.step_s(Batch(0, (plain_chunk(0, 0, budget),)))
     return step_s * num_tokens / budget

@@ -1,11 +1,11 @@
 """Number formats a matrix can be written in, beside whole numbers in groups: floats, GGUF's blocks, 8-bit floats, microscaling.
 
-An encoding plans its tensors before there are numbers, rounds rows, and writes what it rounded; `Codes` are rounded rows, which
-can be picked without being decoded.
+An encoding plans its tensors before there are numbers, rounds rows, and writes what it rounded: codes, whose rows can be taken
+without being decoded, and which are restored to what a reader will compute with, [rows, columns] in float32.
 """
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy.typing as npt
 import torch
@@ -17,13 +17,6 @@ from penstock.tools.quantize import ggml
 from penstock.tools.quantize.integers import IntegerCodes, IntegerEncoding
 
 Array = npt.NDArray[Any]
-
-
-class Codes(Protocol):
-    def restored(self) -> Tensor:
-        """[rows, columns] in float32: what a reader will compute with."""
-
-    def take(self, rows: Tensor) -> Any: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 from penstock.errors import ConfigError
 from penstock.tools.bench.report.interval import Interval
-from penstock.tools.tune.setting import Setting
+from penstock.tools.tune.setting import Setting, flags_in_words
 
 VERSION = 1
 
@@ -77,7 +77,7 @@ class Tuned:
                 lines.append(f"# simulated without it: {-100 * self.shares[name]:+.1f} points")
             lines.append(f"{name.replace('_', '-')} = {json.dumps(value)}")
         lost = [one for one in self.tried if self.winner is None or one.changes != self.winner.changes]
-        lines += [f"# lost: {_label(one.changes)}: {one.words}" for one in lost]
+        lines += [f"# lost: {flags_in_words(one.changes) or 'default'}: {one.words}" for one in lost]
         lines.append(f"# {self.num_simulated} settings were simulated in {self.simulated_s:.0f} s.")
         lines += [f"# doubt: {doubt}" for doubt in self.doubts]
         lines.append(f"# {AGAIN}")
@@ -105,7 +105,3 @@ def stale(tuned: Tuned, versions: Mapping[str, str]) -> str:
     """Why it should be tuned again; empty if it need not be."""
     changed = [name for name, version in versions.items() if tuned.versions.get(name, version) != version]
     return f"{changed[0]} is another version since" if changed else ""
-
-
-def _label(changes: Mapping[str, Any]) -> str:
-    return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in changes.items()) or "default"

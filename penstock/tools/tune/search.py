@@ -29,8 +29,6 @@ class Score(NamedTuple):
     """Of all requests, those served in time; refused ones are not."""
     tokens_per_s: float
     ttft_p95_s: float
-    tpot_p95_s: float
-    refused_fraction: float
     num_preemptions: int = 0
 
     @property
@@ -67,8 +65,6 @@ def score(fleet: Fleet, loads: Loads, slo: Slo) -> Score:
         good_fraction=sum(one.good_fraction * one.num_requests for one in summaries) / total,
         tokens_per_s=sum(one.num_output_tokens for one in summaries) / duration_s,
         ttft_p95_s=max(one.ttft.p95 for one in summaries),
-        tpot_p95_s=max(one.tpot.p95 for one in summaries),
-        refused_fraction=sum(one.outcomes.get("refused", 0) for one in summaries) / total,
         num_preemptions=sum(result.num_preemptions for result in results),
     )
 

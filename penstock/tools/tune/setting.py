@@ -1,6 +1,6 @@
 """A setting: what of a server may be tuned, and the hundreds of combinations that are tried."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import product
 from typing import Any, NamedTuple
@@ -14,6 +14,11 @@ WAITING = (1024, 64, 16, 4)
 BLOCK_SIZES = (16, 32, 64)
 HOST_TIER = "4GiB"
 KV_MEMORY = (None, "256MiB", "2GiB", "4GiB")
+
+
+def flags_in_words(changes: Mapping[str, Any]) -> str:
+    """What differs from the default, as flags of `serve`."""
+    return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in changes.items())
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +49,7 @@ class Setting:
 
     @property
     def label(self) -> str:
-        return " ".join(self.flags) or "default"
+        return flags_in_words(self.changes) or "default"
 
     def engine(self, base: EngineConfig) -> EngineConfig:
         """The engine that such a server has, but for speculation and tiers, which a simulation leaves out."""

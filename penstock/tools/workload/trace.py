@@ -1,8 +1,8 @@
 """Recorded arrivals: when requests came, how long they were, and which prompts began alike. No word of them.
 
 A `Trace` is columns of numbers, so that millions of requests fit; `workload` makes each request when it is asked for. Equal
-block ids become equal tokens, so that a prefix cache meets what it met when the trace was recorded. Files are read and written
-by `trace_files`.
+block ids become equal tokens, so that a prefix cache meets what it met when the trace was recorded. Files are read by
+`trace_files`.
 """
 
 import math

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO
 
 import numpy
 
@@ -20,14 +20,12 @@ from penstock.errors import ConfigError
 from penstock.tools.workload.lengths import MAX_LENGTH
 from penstock.tools.workload.trace import BLOCK_TOKENS, MAX_BLOCK_ID, Trace, TraceRow, trace_of_rows
 
-Format = Literal["mooncake", "azure", "burstgpt"]
-
 MAX_LINE_BYTES = 4 * 2**20
 MAX_ROWS = 20_000_000
 MAX_CHOICES = 128
 MAX_TIME_S = 1e10
 DATE = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d):(\d\d):(\d\d(?:\.\d{1,9})?)", re.ASCII)
-WRITTEN_DAY = "2000-01-01"
+FIRST_DAY = "2000-01-01"
 
 
 def read(path: Path) -> Trace:
@@ -44,15 +42,6 @@ def read(path: Path) -> Trace:
     num_unanswered = len(rows) - len(answered)
     size = form.block_size
     return trace_of_rows(answered, num_unanswered, size or BLOCK_TOKENS, names_answers=size is not None)
-
-
-def write(path: Path, trace: Trace, form: Format = "mooncake") -> None:
-    """Azure's and BurstGPT's files cannot say which prompts began alike."""
-    try:
-        with path.open("w", encoding="utf-8", newline="") as file:
-            WRITERS[form](file, trace)
-    except OSError as error:
-        raise ConfigError(f"cannot write the trace {path}: {error.strerror}") from error
 
 
 @dataclass(slots=True)
@@ -142,19 +131,6 @@ def _by_choice(row: TraceRow, num_choices: int) -> list[TraceRow]:
     return [replace(row, answer_length=share + (number < rest)) for number in range(num_choices)]
 
 
-def _write_mooncake(file: Any, trace: Trace) -> None:
-    for row in trace.rows():
-        line = {
-            "timestamp": _plain(round(row.time_s * 1000, 6)),
-            "input_length": row.prompt_length,
-            "output_length": row.answer_length,
-            "hash_ids": list(row.blocks),
-        }
-        if trace.names_answers:
-            line["block_size"] = trace.block_size
-        file.write(json.dumps(line) + "\n")
-
-
 # Tables
 
 
@@ -183,29 +159,6 @@ def _row_of_table(
     return [TraceRow(time_of(time, row[time]), _whole(prompt, row[prompt], 1), _whole(answer, row[answer], 0))]
 
 
-def _write_azure(file: Any, trace: Trace) -> None:
-    file.write("TIMESTAMP,ContextTokens,GeneratedTokens\n")
-    epoch = numpy.datetime64(WRITTEN_DAY, "ns")
-    for row in trace.rows():
-        time = epoch + numpy.timedelta64(round(row.time_s * 1e9), "ns")
-        file.write(f"{str(time).replace('T', ' ')},{row.prompt_length},{row.answer_length}\n")
-
-
-def _write_burstgpt(file: Any, trace: Trace) -> None:
-    file.write("Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n")
-    for row in trace.rows():
-        total = row.prompt_length + row.answer_length
-        time = _plain(round(row.time_s, 9))
-        file.write(f"{time},unknown,{row.prompt_length},{row.answer_length},{total},Conversation log\n")
-
-
-WRITERS: dict[Format, Callable[[Any, Trace], None]] = {
-    "mooncake": _write_mooncake,
-    "azure": _write_azure,
-    "burstgpt": _write_burstgpt,
-}
-
-
 # Cells
 
 
@@ -224,7 +177,7 @@ def _date(name: str, text: str) -> float:
 
 @lru_cache(maxsize=1024)
 def _day_s(day: str) -> int:
-    return int((numpy.datetime64(day, "D") - numpy.datetime64(WRITTEN_DAY, "D")).astype(int)) * 86_400
+    return int((numpy.datetime64(day, "D") - numpy.datetime64(FIRST_DAY, "D")).astype(int)) * 86_400
 
 
 def _time_of_text(name: str, text: str) -> float:
@@ -253,7 +206,3 @@ def _count(name: str, value: Any, low: int) -> int:
     if type(value) is not int or not low <= value <= MAX_LENGTH:
         raise ValueError(f"{name} is {str(value)[:40]!r}, no whole number from {low} to {MAX_LENGTH:,}")
     return value
-
-
-def _plain(number: float) -> int | float:
-    return int(number) if number.is_integer() else number

@@ -11,7 +11,7 @@ from penstock.service.server.front import body_of
 from penstock.service.server.http.answer import Json
 from penstock.service.server.http.faults import ApiError, ErrorKind, invalid
 from penstock.tools.advise.data import load
-from penstock.tools.advise.lint import lint, rules_data, setup_of
+from penstock.tools.advise.lint import lint, setup_of
 from penstock.tools.advise.quizzes import AREAS, questions
 from penstock.tools.advise.trees import TREES, tree_data
 from penstock.tools.calculate.table import CALCULATORS, calculate, describe, inputs_of
@@ -48,7 +48,7 @@ async def advice(request: Request) -> Json:
             "checklists": load("checklists"),
             "cheatsheet": load("cheatsheet"),
             "glossary": load("glossary"),
-            "rules": rules_data(),
+            "rules": load("lint"),
         }
     )
 

@@ -18,14 +18,12 @@ MAX_ERROR_BYTES = 2000
 
 class TokenDetails(msgspec.Struct):
     cached_tokens: int | None = None
-    reasoning_tokens: int | None = None
 
 
 class ReportedUsage(msgspec.Struct):
     prompt_tokens: int = 0
     completion_tokens: int | None = None
     prompt_tokens_details: TokenDetails | None = None
-    completion_tokens_details: TokenDetails | None = None
 
 
 class AnswerPiece(msgspec.Struct):

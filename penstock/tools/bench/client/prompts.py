@@ -58,7 +58,7 @@ class PromptWords:
 
     def text(self, segments: Sequence[Segment]) -> str:
         """Words of as many tokens as asked, less those the server adds by itself, but at least one word."""
-        return "".join(self._words(name, count) for name, count in self._shares(segments)) or self.pieces[0]
+        return "".join(_words(self, name, count) for name, count in self._shares(segments)) or self.pieces[0]
 
     def ids(self, segments: Sequence[Segment]) -> list[int]:
         """The same as numbers of tokens."""
@@ -76,9 +76,6 @@ class PromptWords:
             left -= taken
             shares.append((segment.name, segment.num_tokens - taken))
         return reversed(shares)
-
-    def _words(self, name: str, num_tokens: int) -> str:
-        return _words(self, name, num_tokens)
 
 
 @lru_cache(maxsize=2048)

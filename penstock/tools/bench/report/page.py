@@ -2,35 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from html import escape
+from importlib.resources import files
 from typing import Any
 
 from penstock.tools.bench.report.plot import NUM_COLOURS, Line, plot
 from penstock.tools.bench.report.report import HEADLINES, facts_of, figure, headline, knee_words
 
-STYLE = """
-:root { color-scheme: light dark; --text: #1b1f24; --soft: #5b6370; --back: #fff; --line: #dde1e8; --bad: #b3261e;
-  --warn: #8a5a00; --c0: #2f6fde; --c1: #c96f16; --c2: #23874b; --c3: #a03cba; --c4: #c23b3b; --c5: #5a7684 }
-@media (prefers-color-scheme: dark) {
-  :root { --text: #e6e8ea; --soft: #9aa4ae; --back: #14171a; --line: #2c3238; --bad: #ff8a80; --warn: #ffc266;
-    --c0: #74a5ff; --c1: #f0a24f; --c2: #57c785; --c3: #d58be8; --c4: #ff8080; --c5: #9db6c2 } }
-body { font: 15px/1.5 system-ui, sans-serif; color: var(--text); background: var(--back); max-width: 1180px; margin: 2em auto;
-  padding: 0 1em } h1, h2 { line-height: 1.2; overflow-wrap: anywhere }
-.wide { overflow-x: auto; margin: 1em 0 } table { border-collapse: collapse } td, th { padding: .2em .9em .2em 0;
-  border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums }
-td:first-child, th:first-child, .words td { text-align: left } .words td { white-space: normal; vertical-align: top }
-.plots { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 350px), 1fr)); gap: 1em }
-.legend { display: flex; flex-wrap: wrap; gap: .2em 1.4em; padding: 0; list-style: none }
-.legend span { display: inline-block; width: 1.4em;
-  border-style: solid; border-width: 3px 0 0; margin-right: .5em; vertical-align: middle }
-svg { width: 100%; height: auto }
-.invalid { color: var(--bad); font-weight: 700 } .warning { color: var(--warn); font-weight: 600 } .note { color: var(--soft) }
-svg text { fill: var(--text) } svg .title { font-size: 14px; font-weight: 600 } svg .tick, svg .axis { font-size: 12px;
-  fill: var(--soft) } svg .grid { stroke: var(--line) } polyline { fill: none; stroke-width: 1.8 }
-.c0 { stroke: var(--c0); border-color: var(--c0) } .c1 { stroke: var(--c1); border-color: var(--c1) }
-.c2 { stroke: var(--c2); border-color: var(--c2) } .c3 { stroke: var(--c3); border-color: var(--c3) }
-.c4 { stroke: var(--c4); border-color: var(--c4) } .c5 { stroke: var(--c5); border-color: var(--c5) }
-circle { fill: var(--back); stroke-width: 1.8 }
-"""
+STYLE = files(__package__).joinpath("page.css").read_text(encoding="utf-8")
 LATENCIES = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "E2E"}
 
 

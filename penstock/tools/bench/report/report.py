@@ -50,17 +50,8 @@ def headline(run: Mapping[str, Any], name: str) -> float | None:
 
 def headlines_of(figures: Figures) -> dict[str, float]:
     summary = figures.summary
-    milliseconds = {
-        f"{name}_{share}_ms": 1e3 * getattr(getattr(summary, name), share)
-        for name, shares in (
-            ("ttft", ("p50", "p99")),
-            ("tpot", ("p50", "p99")),
-            ("itl", ("p99",)),
-            ("e2e", ("p50", "p99")),
-        )
-        for share in shares
-    }
-    return milliseconds | {
+    latencies = {name: name.split("_") for name in HEADLINES if name.endswith("_ms")}
+    return {name: 1e3 * getattr(getattr(summary, kind), share) for name, (kind, share, _) in latencies.items()} | {
         "requests_per_s": summary.requests_per_s,
         "output_tokens_per_s": summary.output_tokens_per_s,
         "good_requests_per_s": summary.good_requests_per_s,
