@@ -93,7 +93,7 @@ class Engine:
         if peers is not None:
             peers.open(self._inbox.put)
             if tiers is not None:
-                peers.before_write = tiers.copy_out_now
+                peers.arrivals.before_write = tiers.copy_out_now
         self._listen(on_step, step_size)
         self._launched: deque[tuple[Batch, Ticket, float]] = deque()
         """With the time of each launch."""
