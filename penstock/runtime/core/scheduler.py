@@ -212,22 +212,17 @@ class Scheduler:
             deltas.extend(self._end(request_id, MISSED_DEADLINE))
         return tuple(deltas)
 
-    def pin(self, request: Request, until_s: float) -> int:
-        """Pin what is cached of a request's prompt until then; returns how many tokens that is."""
-        match = self.pool.match(_holding(request))
-        self.pool.pin(match, until_s)
-        return len(match.blocks) * self.limits.block_size
-
-    def unpin(self, request: Request) -> int:
-        """Unpin what is pinned of a request's prompt; returns how many tokens that is."""
-        match = self.pool.match(_holding(request))
-        self.pool.unpin(match)
-        return len(match.blocks) * self.limits.block_size
-
     def adopt(self, request: Request) -> int:
         """KV of a prompt arrived from elsewhere: publish its full blocks. Returns how many tokens that is: 0 if the cache
-        has no room or caches no prefixes."""
-        return self.pool.adopt(_holding(request), spare=self.num_running)
+        has no room or caches no prefixes. States and windows do not come from elsewhere."""
+        holding = Holding([*request.prompt, 0], Namespace(request.salt, request.adapter))
+        if not self.pool.groups.is_plain or len(request.prompt) < self.limits.block_size:
+            return 0
+        self.pool.arrive(holding, spare=self.num_running)
+        num_tokens = len(holding.blocks) * self.limits.block_size
+        if num_tokens:
+            self.pool.land(holding, is_whole=True)
+        return num_tokens
 
     def draft(self, sequence: Sequence, token_ids: tuple[int, ...], source: str) -> None:
         """Drafts for a sequence whose tokens are all known, to be verified in its next step as far as there is room."""
