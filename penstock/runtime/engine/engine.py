@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor
 from queue import Empty
-from typing import NamedTuple
 
 from penstock.errors import EngineError, RankLostError, StepInterruptedError
 from penstock.runtime.core.batch import Batch, Delta
@@ -32,14 +31,6 @@ from penstock.runtime.engine.peers.exchange import PeerExchange
 from penstock.runtime.engine.step_log import StepLog
 from penstock.runtime.engine.tiers.sessions import CacheAnswer, CacheOrder
 from penstock.runtime.engine.tiers.tiers import KVTiers
-
-
-class Heartbeat(NamedTuple):
-    """Proof of life: a watcher compares two of them."""
-
-    num_loops: int
-    num_steps: int
-    time_s: float
 
 
 class Engine:
@@ -70,8 +61,10 @@ class Engine:
         """Other engines, which fetch blocks of this one and have some of its prompts."""
         self.num_steps = 0
         """Steps launched so far."""
-        self._num_loops = 0
-        self._turn_s = clock()
+        self.num_loops = 0
+        """Turns of the loop so far: proof of life."""
+        self.turn_s = clock()
+        """When the last of them began."""
         self._runner = runner
         self._interruptible = runner if isinstance(runner, InterruptibleRunner) else None
         self._has_interrupted = False
@@ -119,10 +112,6 @@ class Engine:
     @property
     def runner(self) -> Runner:
         return self._runner
-
-    @property
-    def heartbeat(self) -> Heartbeat:
-        return Heartbeat(self._num_loops, self.num_steps, self._turn_s)
 
     @property
     def has_work(self) -> bool:
@@ -189,8 +178,8 @@ class Engine:
 
     def step(self) -> tuple[Delta, ...]:
         """Read the inbox, launch a step if there is one, and collect the oldest if it is due."""
-        now = self._turn_s = self._clock()
-        self._num_loops += 1
+        now = self.turn_s = self._clock()
+        self.num_loops += 1
         listeners = self.listeners
         for turned in listeners.turned:
             turned(now)
@@ -320,7 +309,7 @@ class Engine:
             output = self._recovery.recover(batch, self.scheduler.flights.live(batch), error, self._run)
         now = self._clock()
         for landed in listeners.landed:
-            landed(batch, output, self._turn_s, now)
+            landed(batch, output, self.turn_s, now)
         deltas = self.proposer.follow(self.scheduler.commit(batch, output, now))
         for again in later:
             self._launched.append((again, self._launch(again, self.scheduler.flights.live(again)), now))

@@ -138,7 +138,7 @@ class Post(threading.Thread):
 
     def _beat(self) -> Beat:
         engine = self.engine
-        return Beat(0, False) if engine is None else Beat(engine.heartbeat.num_loops, engine.has_work)
+        return Beat(0, False) if engine is None else Beat(engine.num_loops, engine.has_work)
 
     def _read(self) -> None:
         while True:
