@@ -70,7 +70,7 @@ class Upset:
 def make(config: EngineConfig, on_phase: OnPhase) -> Machine:
     machine = make_engine(config, on_phase)
     engine = machine.engine
-    upset = Engine(engine.scheduler, Upset(engine._runner), time.monotonic, grammar_state=engine.proposer.grammar_state)
+    upset = Engine(engine.scheduler, Upset(engine.runner), time.monotonic, grammar_state=engine.proposer.grammar_state)
     return machine._replace(engine=upset)
 
 

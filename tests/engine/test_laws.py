@@ -230,8 +230,8 @@ def test_what_is_shared_is_computed_once():
     second = make_request(2, (*shared, *make_prompt(Random(2), 37)), max_tokens=2)
     engine.submit(second)
     launched = []
-    inner = engine._runner.launch
-    engine._runner.launch = lambda batch: launched.append(batch) or inner(batch)
+    inner = engine.runner.launch
+    engine.runner.launch = lambda batch: launched.append(batch) or inner(batch)
     answers = drain(engine, answers)
     assert answers[2, 0].prefix[:2] == (512, "differs from every cached prompt")
     assert [batch.num_tokens for batch in launched] == [37, 1]

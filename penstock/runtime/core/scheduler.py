@@ -183,12 +183,19 @@ class Scheduler:
 
     def cancel(self, request_id: int, choice: int | None = None) -> tuple[Delta, ...]:
         """End a request, or one choice of it, in whatever state it is. Unknown ids, ended ones among them, give nothing."""
-        return self._end(request_id, CANCELLED, choice)
+        return self.end(request_id, CANCELLED, choice)
 
     def end(self, request_id: int, finish: Finish, choice: int | None = None) -> tuple[Delta, ...]:
-        """End a request, or one choice of it, for a reason that the driver knows: its text is complete, or cannot be
-        continued."""
-        return self._end(request_id, finish, choice)
+        """End every choice of a request, or one, that has not ended yet, for a reason that the driver knows: its text is
+        complete, or cannot be continued."""
+        choices = [
+            sequence
+            for sequence in self._requests.get(request_id, ())
+            if sequence.finish is None and choice in (None, sequence.choice)
+        ]
+        for sequence in choices:
+            sequence.siblings = tuple([sibling for sibling in sequence.siblings if sibling not in choices])
+        return tuple(self._finish(sequence, finish) for sequence in choices)
 
     def propose(self, request_id: int, choice: int, token_ids: tuple[int, ...], source: str) -> int:
         """Tokens that must come next in a sequence, as the driver knows; its next step verifies them as drafts.
@@ -209,7 +216,7 @@ class Scheduler:
             return ()
         deltas: list[Delta] = []
         for request_id in self._deadlines.missed(now):
-            deltas.extend(self._end(request_id, MISSED_DEADLINE))
+            deltas.extend(self.end(request_id, MISSED_DEADLINE))
         return tuple(deltas)
 
     def adopt(self, request: Request) -> int:
@@ -276,7 +283,8 @@ class Scheduler:
                 is_usual, fills_block = True, not num_known % block_size
             else:
                 if index in failures or (chunks[index].samples and not drawn):
-                    deltas.append(self._fail(sequence, failures.get(index, "the model drew no token")))
+                    message = failures.get(index, "the model drew no token")
+                    deltas.append(self._finish(sequence, Finish(FinishReason.ERROR, message, Fault.ENGINE)))
                     continue
                 delta = self._advance(sequence, chunks[index], output, index)
                 is_usual = False
@@ -358,13 +366,11 @@ class Scheduler:
             self._let_siblings_wait(sequence)
         return bool(delta.token_ids or delta.prompt_logprobs or delta.finish)
 
-    def _fail(self, sequence: Sequence, message: str) -> Delta:
-        return self._finish(sequence, Finish(FinishReason.ERROR, message, Fault.ENGINE))
-
     def _pin_prompt(self, request: Request) -> None:
         """Its prompt is computed: pin what it asked to keep."""
+        holding = Holding(list(request.prompt), Namespace(request.salt, request.adapter))
         for num_tokens, ttl_s in request.pins:
-            match = self.pool.match(_holding(request), num_tokens // self.limits.block_size)
+            match = self.pool.match(holding, num_tokens // self.limits.block_size)
             self.pool.pin(match, self.roster.now + ttl_s)
 
     def _retract(self, sequence: Sequence, last_epoch: int, chunk: Chunk) -> None:
@@ -400,19 +406,3 @@ class Scheduler:
         request_id = sequence.request_id
         if all(choice.finish for choice in self._requests[request_id]):
             del self._requests[request_id]
-
-    def _end(self, request_id: int, finish: Finish, choice: int | None = None) -> tuple[Delta, ...]:
-        """End every choice of a request, or one, that has not ended yet."""
-        choices = [
-            sequence
-            for sequence in self._requests.get(request_id, ())
-            if sequence.finish is None and choice in (None, sequence.choice)
-        ]
-        for sequence in choices:
-            sequence.siblings = tuple([sibling for sibling in sequence.siblings if sibling not in choices])
-        return tuple(self._finish(sequence, finish) for sequence in choices)
-
-
-def _holding(request: Request) -> Holding:
-    """No prefix hit yet, for a prompt that no sequence generates from."""
-    return Holding(list(request.prompt), Namespace(request.salt, request.adapter))

@@ -65,7 +65,7 @@ class Engine:
         """Turns of the loop so far: proof of life."""
         self.turn_s = clock()
         """When the last of them began."""
-        self._runner = runner
+        self.runner = runner
         self._interruptible = runner if isinstance(runner, InterruptibleRunner) else None
         self._has_interrupted = False
         """Since the last turn of the loop."""
@@ -108,10 +108,6 @@ class Engine:
         notes += [] if self.peers is None else [self.peers.remote.rates.note_step]
         if notes:
             self.listeners.add(StepDurations(*notes))
-
-    @property
-    def runner(self) -> Runner:
-        return self._runner
 
     @property
     def has_work(self) -> bool:
@@ -275,7 +271,7 @@ class Engine:
 
     def _run(self, batch: Batch) -> Ticket:
         masks = self.proposer.masks(batch)
-        return self._runner.launch(batch) if masks is None else self._runner.launch(batch, masks)
+        return self.runner.launch(batch) if masks is None else self.runner.launch(batch, masks)
 
     def _collect(self) -> tuple[Delta, ...]:
         """Wait for the oldest step. If it failed, find the sequence at fault; results of the others stand."""

@@ -87,10 +87,6 @@ class ChatTemplate:
         return cls(sources, special_tokens=tokenizer.special_tokens) if sources else None
 
     @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(self._sources)
-
-    @property
     def source(self) -> str:
         """The template that is used where none is named."""
         return self._sources[self._name(None, has_tools=False)]
