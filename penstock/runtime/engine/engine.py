@@ -86,7 +86,7 @@ class Engine:
         if peers is not None:
             peers.open(self._inbox.put)
             if tiers is not None:
-                peers.arrivals.before_write = tiers.copy_out_now
+                peers.arrivals.before_write = tiers.departures.copy_out_now
         self._listen(on_step, step_size)
         self._launched: deque[tuple[Batch, Ticket, float]] = deque()
         """With the time of each launch."""
@@ -201,7 +201,7 @@ class Engine:
             self.num_steps += 1
             if self.tiers is not None:
                 are_sound = not any(isinstance(ticket, NotLaunched) for _, ticket, _ in self._launched)
-                self.tiers.copy_out(batch.step, are_sound=are_sound)
+                self.tiers.departures.copy_out(batch.step, are_sound=are_sound)
             if self._interruptible is not None:
                 self._interruptible.yields = scheduler.yields
             self._launched.append((batch, self._launch(batch), launched_s))

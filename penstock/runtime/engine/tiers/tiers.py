@@ -76,7 +76,7 @@ class KVTiers:
         self._waiting_bytes = 0
         self.departures = Departures(self._pool, runner, self._waiter, store, keeps_all=keeps_all)
         self._arrivals = LandingBlocks(scheduler, runner, self._waiter, self._note_landed, canary_every)
-        self._arrivals.before_write = self.copy_out_now
+        self._arrivals.before_write = self.departures.copy_out_now
         want = self.departures.want
         self._swaps = Swaps(scheduler, runner.block_bytes, store, self.rates, self._arrivals, want)
         self.swap_in = self._swaps.swap_in
@@ -109,24 +109,14 @@ class KVTiers:
         request_id = self._arrivals.land(news).request.request_id
         return () if self._swaps.land(news) else self._release(request_id)
 
-    # Out
-
-    def copy_out(self, step: int = 0, *, are_sound: bool = True) -> None:
-        """To be called between a plan and its launch."""
-        self.departures.copy_out(step, are_sound=are_sound)
-
     def order(self, order: CacheOrder) -> None:
         """Do what an operator wants; `orders` tells what came of it."""
         self.orders.do(order, self._scheduler.roster.now)
 
-    def copy_out_now(self) -> None:
-        """Blocks were taken outside of a plan."""
-        self.copy_out(self.departures.step)
-
     def close(self) -> None:
         """Keep what the device still has cached, then all that host memory has, on the disk."""
         if self.store.disk is not None:
-            self.copy_out()
+            self.departures.copy_out(0)
             _, contents, _ = self._pool.books
             held = [(block, content) for block, content in enumerate(contents) if content is not None]
             cached = [(block, content) for block, content in held if content.hash not in self.store]
