@@ -6,9 +6,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from penstock.runtime.core.batch import Arrival, Batch, Chunk
+from penstock.runtime.core.batch import Arrival, Batch, Chunk, StepOutput
 from penstock.runtime.core.request import SamplingParams
-from penstock.runtime.core.runner import Runner
 from penstock.runtime.execution.heads.states import StateSink
 from penstock.runtime.train.examples import Example
 
@@ -72,10 +71,16 @@ class AnswerRecorder:
             self._kept[tuple(self._prompts.pop(row))] = self._states.pop(row)
 
 
-class RecordedRunner(Runner, Protocol):
+class RecordedTicket(Protocol):
+    def result(self) -> StepOutput: ...
+
+
+class RecordedRunner(Protocol):
     """A runner with a row and blocks for one text."""
 
     states: StateSink | None
+
+    def launch(self, batch: Batch) -> RecordedTicket: ...
 
 
 def record(
