@@ -120,7 +120,8 @@ class GroupedPool(BlockPool):
         if sum(growth.num_ids for growth in growths) + spare * self.groups.width > self.num_available + num_freed:
             return False
         for growth in growths:
-            self._drop_head(growth)
+            self._let_go(_head(growth))
+            growth.held.first = max(growth.held.first, growth.drop)
         for growth in growths:
             self._grow(growth)
         return True
@@ -269,10 +270,6 @@ class GroupedPool(BlockPool):
         """Ids that become available when a group's head is dropped."""
         references, pins = self._references, self._pins
         return sum(1 for block in _head(growth) if references[block] == 1 and block not in pins)
-
-    def _drop_head(self, growth: Growth) -> None:
-        self._let_go(_head(growth))
-        growth.held.first = max(growth.held.first, growth.drop)
 
     # Prefixes
 

@@ -37,6 +37,8 @@ class PeerLanded(NamedTuple):
     arrived: ArrivedBlocks
 
 
+GUESSED_TOKENS_S = 1000.0
+"""Prompt tokens computed in a second, while nothing was measured."""
 PeerNews = BlockRead | ReadOn | PeerBlocks | PeerLanded
 
 
@@ -129,7 +131,7 @@ class PeerExchange:
             Fetch(
                 peer,
                 wanted,
-                self._compute_s(len(wanted)),
+                len(wanted) * self._block_size / (self.remote.rates.prompt_tokens_s or GUESSED_TOKENS_S),
                 lambda: request_id in self._fetching,
                 on_part,
                 lambda end: self._put(PeerBlocks(request, num_got, end=end)),
@@ -196,10 +198,6 @@ class PeerExchange:
             return peer
         self._counts = self._counts._replace(declined_blocks=self._counts.declined_blocks + num_blocks)
         return None
-
-    def _compute_s(self, num_blocks: int) -> float:
-        """Seconds that computing so many blocks would take here; a guess while nothing was measured."""
-        return num_blocks * self._block_size / (self.remote.rates.prompt_tokens_s or 1000.0)
 
     def follow(self, deltas: tuple[Delta, ...]) -> tuple[Delta, ...]:
         """The deltas, saying of what the prefix cache gave what peers computed for the request."""
