@@ -175,9 +175,7 @@ class Post(threading.Thread):
                 engine.cancel(WAKE)
 
 
-def _turn(
-    machine: Machine, post: Post, observer: Observer, feed: BlockFeed, reports: "zmq.Socket[bytes]"
-) -> None:
+def _turn(machine: Machine, post: Post, observer: Observer, feed: BlockFeed, reports: "zmq.Socket[bytes]") -> None:
     """The loop. A turn that computed nothing sleeps until something is handed over or comes due."""
     engine = machine.engine
     while not post.is_stopping:

@@ -102,8 +102,6 @@ class Swaps:
         if len(records) < LEAST_BLOCKS or not self._is_faster(len(records)):
             return
         tokens = sequence.tokens[: (first + len(records)) * pool.block_size]
-        if self._arrivals.begin(
-            sequence.request, tokens, tuple(records), len(records), was_preempted=was_preempted
-        ):
+        if self._arrivals.begin(sequence.request, tokens, tuple(records), len(records), was_preempted=was_preempted):
             self._held[self._arrivals.number] = [sequence]
             self._scheduler.roster.give_up(sequence)
