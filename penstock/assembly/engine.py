@@ -243,7 +243,8 @@ def _size_own(config: EngineConfig, loaded: LoadedModel, step_s: float) -> Sizin
     bytes_per_value = bytes_per_kv_value(spec, CACHE_DTYPES[config.cache.kv] or loaded.network.cache_dtype)
     draft = config.speculation.draft_model
     beside_bytes = 0 if draft is None else draft_bytes(config, spec, open_files(draft))
-    enough_kv_bytes = kept_kv_bytes = None
+    enough_kv_bytes: int | None = None
+    kept_kv_bytes: int | None = None
     if isinstance(device, CpuDevice):  # a gibibyte, or one whole context if that is more
         max_context = config.model.max_context or spec.max_context
         enough_kv_bytes = max(GIB, max_context * spec.kv_bytes_per_token(bytes_per_value))

@@ -483,7 +483,8 @@ class BlockPool:
 
     def _let_go(self, blocks: Iterable[int]) -> None:
         """One holder of each gives it back."""
-        references, idle, num_shared = self._references, [], 0
+        references, num_shared = self._references, 0
+        idle: list[int] = []
         for block in blocks:
             references[block] -= 1
             if references[block]:

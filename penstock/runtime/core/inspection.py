@@ -85,7 +85,9 @@ def _prefixes(pool: BlockPool) -> tuple[tuple[PrefixState, ...], bytes]:
         count[1] += references[block]
     largest = sorted(counts, key=lambda root: (counts[root][1], counts[root][0]), reverse=True)[:MAX_PREFIXES]
     found = tuple(
-        PrefixState(*counts[root], unpacked(root.tokens)[:NUM_FIRST_TOKENS], first_blocks.get(root, -1))
+        PrefixState(
+            counts[root][0], counts[root][1], unpacked(root.tokens)[:NUM_FIRST_TOKENS], first_blocks.get(root, -1)
+        )
         for root in largest
     )
     places: dict[Content | None, int] = {root: place for place, root in enumerate(largest)}
