@@ -136,6 +136,10 @@ class EngineClient:
     def streams(self) -> tuple[DeltaStream, ...]:
         return self._requests.streams
 
+    @property
+    def is_stopping(self) -> bool:
+        return self._is_stopping
+
     def check(self, request: Request) -> None:
         """Raise RequestError for a request that even an idle engine could not serve."""
         facts = self.facts
@@ -234,7 +238,7 @@ class EngineClient:
                 is_new = is_new and not self._ready_for_s
                 is_good = self._ready_for_s > USEFUL_S or (self._ready_for_s > 0.0 and len(self._requests) > 0)
                 self._bury(status)
-                if self._is_stopping:
+                if self.is_stopping:
                     return
                 num_failed = 0 if is_good else num_failed + 1
                 words = self._last_words
