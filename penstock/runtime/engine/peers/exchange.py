@@ -11,7 +11,7 @@ from penstock.runtime.core.runner import BlockRunner
 from penstock.runtime.core.scheduler import Scheduler
 from penstock.runtime.engine.peers.counts import FetchEnd, TransferCounts
 from penstock.runtime.engine.peers.offers import BlockOffers, BlockRead, ReadOn
-from penstock.runtime.engine.peers.remote import Fetch, Peer, RemoteTier, read_peer
+from penstock.runtime.engine.peers.remote import Peer, PeerFetch, RemoteTier, read_peer
 from penstock.runtime.engine.peers.server import BlockServer
 from penstock.runtime.engine.tiers.arrivals import LandingBlocks
 from penstock.runtime.engine.tiers.news import ArrivedBlocks, InboundBlocks, holding_of
@@ -128,7 +128,7 @@ class PeerExchange:
 
         self._fetching[request_id] = request
         self.remote.fetch(
-            Fetch(
+            PeerFetch(
                 peer,
                 wanted,
                 len(wanted) * self._block_size / (self.remote.rates.prompt_tokens_s or GUESSED_TOKENS_S),

@@ -62,7 +62,7 @@ def read_peer(text: str) -> Peer | None:
     return Peer(found["host"].strip("[]"), int(found["port"]), bytes.fromhex(found["generation"]), found["mode"] == "c")
 
 
-class Fetch(NamedTuple):
+class PeerFetch(NamedTuple):
     """Blocks to be fetched from a peer, the first first. Everything here is called by other threads than the engine's."""
 
     peer: Peer
@@ -105,7 +105,7 @@ class RemoteTier:
         self._lock = threading.Lock()
         self._num_active = 0
 
-    def fetch(self, fetch: Fetch) -> None:
+    def fetch(self, fetch: PeerFetch) -> None:
         """Begin a fetch; it is over at once if too many are under way."""
         with self._lock:
             is_free = self._num_active < MAX_FETCHES
@@ -121,7 +121,7 @@ class RemoteTier:
                 channel.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _run(self, fetch: Fetch) -> None:
+    def _run(self, fetch: PeerFetch) -> None:
         num_got = num_bytes = 0
         seconds = 0.0
         fault = ""
@@ -139,7 +139,7 @@ class RemoteTier:
                 self._num_active -= 1
             fetch.on_over(FetchEnd(fault, num_bytes, seconds))
 
-    def _records(self, fetch: Fetch) -> Iterator[tuple[list[KVRecord], int, float]]:
+    def _records(self, fetch: PeerFetch) -> Iterator[tuple[list[KVRecord], int, float]]:
         """Parts as they come, with their bytes and the seconds of receiving them."""
         peer, hashes = fetch.peer, fetch.hashes
         patience_s = max(LEAST_PATIENCE_S, PATIENCE * fetch.compute_s)
