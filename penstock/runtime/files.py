@@ -38,6 +38,7 @@ FINGERPRINT_BYTES = 1024
 class ModelFiles:
     """`path` is a .gguf file or a directory with config.json."""
 
+    source: str
     path: Path
 
     @property
@@ -121,7 +122,7 @@ class ModelFiles:
 
 def open_files(source: str, cache: Path | None = None, progress: Progress | None = None) -> ModelFiles:
     """Find a model, fetching it if need be."""
-    return ModelFiles(resolve(source, cache or default_cache(), progress))
+    return ModelFiles(source, resolve(source, cache or default_cache(), progress))
 
 
 def dummy_spec(source: str) -> ModelSpec | None:

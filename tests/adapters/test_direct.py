@@ -29,7 +29,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def files(base: Path) -> ModelFiles:
-    return ModelFiles(base)
+    return ModelFiles(str(base), base)
 
 
 @pytest.fixture

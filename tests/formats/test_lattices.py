@@ -64,7 +64,7 @@ def _nf4(name: str, weight: torch.Tensor, nested: bool) -> tuple[dict[str, torch
 @pytest.mark.parametrize("nested", [False, True])
 def test_a_bitsandbytes_checkpoint_computes_with_its_levels(nested: bool, tmp_path: Path) -> None:
     folder = save(Variant("Llama", SMALL | {"vocab_size": 257}), tmp_path / "plain")
-    plain = ModelFiles(folder).checkpoint
+    plain = ModelFiles("", folder).checkpoint
     tensors = {
         name: torch.from_numpy(np.frombuffer(plain.tensor(name).data.tobytes(), np.float32).copy()).view(
             plain.tensor(name).shape

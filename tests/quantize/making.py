@@ -53,7 +53,7 @@ class WatchedMaking(Making):
 def job(
     source: Path, out: Path, name: str, method: Method | None = None, scheme: Scheme | None = None
 ) -> WatchedMaking:
-    files = ModelFiles(source)
+    files = ModelFiles(str(source), source)
     scheme = scheme or SCHEMES[name].in_groups(files.spec, None)
     method = method or scheme.methods[0]
     tokens = None
@@ -73,7 +73,7 @@ def make(source: Path, out: Path, name: str, method: Method | None = None) -> Wa
 def read(made: Making) -> dict[str, Tensor]:
     """All parameters of what was made, as a loader reads them."""
     path = made.target.model_path
-    files = ModelFiles(path)
+    files = ModelFiles(str(path), path)
     again = Original(files.spec, files.model.recipes, files.checkpoint, CPU)
     found = {}
     for name, _ in made._parameters():

@@ -129,9 +129,9 @@ def test_a_folder_that_is_there_is_not_written_over(plain: Path, tmp_path: Path)
 
 def test_words_and_shape_survive_the_way_to_gguf_and_back(plain: Path, tmp_path: Path) -> None:
     there = make(plain, tmp_path / "gguf", "gguf-bf16")
-    files = ModelFiles(there.target.model_path)
+    files = ModelFiles("", there.target.model_path)
     back = make(there.target.model_path, tmp_path / "back", "bf16")
-    first, last = ModelFiles(plain), ModelFiles(back.target.model_path)
+    first, last = ModelFiles("", plain), ModelFiles("", back.target.model_path)
     single = float(torch.tensor(first.spec.norm.eps))  # GGUF's numbers are of 32 bits
     assert files.spec == last.spec == replace(first.spec, norm=replace(first.spec.norm, eps=single))
     text = "It's 3 o'clock; naïve <end> été"
@@ -141,7 +141,7 @@ def test_words_and_shape_survive_the_way_to_gguf_and_back(plain: Path, tmp_path:
 
 
 def test_groups_that_do_not_fit_are_refused_by_size(tmp_path: Path) -> None:
-    spec = ModelFiles(save(llama(vocab_size=257), tmp_path / "odd")).spec
+    spec = ModelFiles("", save(llama(vocab_size=257), tmp_path / "odd")).spec
     assert SCHEMES["int4"].in_groups(spec, None).encoding.group == 32  # type: ignore[union-attr]
     with pytest.raises(ConfigError, match="choose one of 32"):
         SCHEMES["int4"].in_groups(spec, 64)
@@ -154,7 +154,7 @@ def test_scales_of_a_cache_reach_the_largest_key_and_value_and_hinder_nobody(pla
     made.kv_scales = True
     made.run(lambda stage, done, total: None)
     made.target.finish(quantization_config(made.scheme, made.method, ["lm_head"]), {}, "")
-    files = ModelFiles(tmp_path / "made")
+    files = ModelFiles("", tmp_path / "made")
     scales = [float(_numbers(files, f"model.layers.0.self_attn.{part}_scale")) for part in "kv"]
     layer = made.original.layer(0)
     walk = LayerWalk(made.original, made.tokens)  # type: ignore[arg-type]

@@ -76,7 +76,7 @@ def spec_of_config(path: Path) -> ModelSpec:
 def _gguf(path: Path) -> Described:
     from penstock.runtime.files import ModelFiles  # numpy: not needed to say what the flags are
 
-    files = ModelFiles(path)
+    files = ModelFiles(str(path), path)
     checkpoint = files.checkpoint
     size = sum(checkpoint.tensor(name).num_bytes for name in checkpoint.names)
     return Described(files.spec, str(path), size)

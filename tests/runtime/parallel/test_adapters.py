@@ -84,7 +84,7 @@ def over_ranks(ranks: Ranks, make: Any, paths: list[str], shape: Any = SHAPE) ->
 def test_ranks_together_adapt_as_one(ranks: Ranks, tmp_path: Path) -> None:
     base = tmp_path / "base"
     llama(tie_word_embeddings=True).save(base)
-    files = ModelFiles(base)
+    files = ModelFiles(str(base), base)
     made = [
         str(write(tmp_path / kind, files.spec, seed, **config)) for seed, (kind, config) in enumerate(KINDS.items())
     ]
@@ -128,7 +128,7 @@ def test_what_one_rank_cannot_read_is_refused_for_all_and_others_go_on(
     """Also where the other waits for its part of a DoRA's lengths."""
     base = tmp_path / "base"
     llama(tie_word_embeddings=True).save(base)
-    files, ranks = ModelFiles(base), Ranks(2)
+    files, ranks = ModelFiles(str(base), base), Ranks(2)
     kinds = {"good": {}, "dora": {"use_dora": True}, "again": {"use_dora": True}}
     good, dora, again = (str(write(tmp_path / kind, files.spec, 1, **config)) for kind, config in kinds.items())
     read = slots_module.read_mix

@@ -32,7 +32,7 @@ def one_thread() -> Iterator[None]:
 
 
 def whole_model(folder: Path) -> Decoder:
-    files = ModelFiles(folder)
+    files = ModelFiles(str(folder), folder)
     model = load_model(files.spec, files.model.recipes, files.checkpoint, CPU, torch.float32)
     assert isinstance(model, Decoder)
     return model

@@ -50,7 +50,7 @@ def in_ranks(ranks: Ranks, body: Callable[[World], R], *, shares_memory: bool = 
 
 
 def load_part(folder: Path, world: World, dtype: torch.dtype = torch.float32) -> Decoder | StagedDecoder:
-    files = ModelFiles(folder)
+    files = ModelFiles(str(folder), folder)
     part = ModelPart(files.spec, world.place.ranks, world.place.rank, CPU, dtype)
     part.load(files.model.recipes, files.checkpoint)
     return part.join(world)
@@ -65,7 +65,7 @@ def lead(ranks: Ranks, folder: Path, arena: tuple[int, int, int, int], body: Cal
             follow(runner, world)
             return None
         try:
-            return body(LeadingRunner(runner, world, ModelFiles(folder).spec.vocab_size))
+            return body(LeadingRunner(runner, world, ModelFiles(str(folder), folder).spec.vocab_size))
         finally:
             world.broadcast(encode_step(None))
 

@@ -56,11 +56,14 @@ class Markers:
         token_id = self.token_id(marker)
         if token_id is None:
             return name, [f"{name}[lazy]: TEXT {quoted(marker)}"]
-        by_token = f"{name}: {name}_text <[{token_id}]>"
-        if max_tokens is not None:
-            return name, [by_token, f"{name}_text[max_tokens={max_tokens}]: TEXT"]
-        spelled = f"{name}_spelled[lazy]: TEXT {quoted(marker)}"
-        return name, [f"{by_token} | {name}_spelled", f"{name}_text: TEXT", spelled]
+        limit = "" if max_tokens is None else f"[max_tokens={max_tokens}]"
+        return name, [
+            f"{name}: {name}_text <[{token_id}]> | {name}_spelled"
+            if max_tokens is None
+            else f"{name}: {name}_text <[{token_id}]>",
+            f"{name}_text{limit}: TEXT",
+            *([f"{name}_spelled[lazy]: TEXT {quoted(marker)}"] if max_tokens is None else []),
+        ]
 
 
 class Thoughts(NamedTuple):

@@ -35,12 +35,12 @@ class Tokenizer:
     def __init__(self, backend: tokenizers.Tokenizer, special: SpecialTokens) -> None:
         backend.no_truncation()
         backend.no_padding()
-        self.backend = backend
+        self.backend = self._backend = backend
         self._special = special
         self._plain_backend: tokenizers.Tokenizer | None = None
         self._lock = threading.Lock()
         added = backend.get_added_tokens_decoder()
-        self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         self.added_ids = frozenset(added)
         """Tokens read as a whole wherever their text stands, special or not."""
         self.vocab_size = max(backend.get_vocab_size(with_added_tokens=True), max(added, default=-1) + 1)
@@ -83,7 +83,7 @@ class Tokenizer:
     def encode_batch(self, texts: Sequence[str], *, special: bool, parse_special: bool = True) -> list[list[int]]:
         for text in texts:
             check_unicode(text)
-        backend = self.backend if parse_special else self._backend_without_special()
+        backend = self._backend if parse_special else self._backend_without_special()
         encodings = backend.encode_batch_fast(list(texts), add_special_tokens=special)
         return [encoding.ids for encoding in encodings]
 
@@ -100,7 +100,7 @@ class Tokenizer:
         `at_start`: they begin a text, so the space that SentencePiece and WordPiece put before a first word is left
         out. Without it they continue one, and every space shows.
         """
-        kept = (i for i in token_ids if i not in self.special_ids) if skip_special else token_ids
+        kept = (i for i in token_ids if i not in self._special_ids) if skip_special else token_ids
         return self.pieces.join(kept, at_start=at_start).decode("utf-8", "replace")
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -111,11 +111,14 @@ class Tokenizer:
         """The token as the vocabulary spells it."""
         if not 0 <= token_id < self.vocab_size:
             return None
-        return self.backend.id_to_token(token_id)
+        return self._backend.id_to_token(token_id)
 
     def token_id(self, token: str) -> int | None:
         """The id of a token as the vocabulary spells it."""
-        return self.backend.token_to_id(token)
+        return self._backend.token_to_id(token)
+
+    def is_special(self, token_id: int) -> bool:
+        return token_id in self._special_ids
 
     @property
     def bos_id(self) -> int | None:
@@ -127,6 +130,10 @@ class Tokenizer:
         return self._special.eos_ids
 
     @property
+    def special_ids(self) -> frozenset[int]:
+        return self._special_ids
+
+    @property
     def special_tokens(self) -> Mapping[str, str]:
         """Texts by role (`bos_token`, `eos_token`, ...): the variables a chat template reads."""
         return self._special.names
@@ -134,20 +141,20 @@ class Tokenizer:
     @cached_property
     def control_texts(self) -> frozenset[str]:
         """Texts that are read as special tokens: turn markers, ends of text."""
-        added = self.backend.get_added_tokens_decoder().values()
+        added = self._backend.get_added_tokens_decoder().values()
         return frozenset(str(token.content) for token in added if token.special and token.content)
 
     @cached_property
     def _most_bytes_per_token(self) -> int:
         """Bytes of text that one token can stand for; 0 where that has no bound."""
-        added = self.backend.get_added_tokens_decoder().values()
-        normalizer = _state_of(self.backend.normalizer)
+        added = self._backend.get_added_tokens_decoder().values()
+        normalizer = _state_of(self._backend.normalizer)
         steps = normalizer.get("normalizers", [normalizer] if normalizer else [])
         if any(token.lstrip or token.rstrip for token in added) or not all(map(_keeps_length, steps)):
             return 0
         # A composed character may be a third of its decomposed form.
         shrinking = 3 if any(step["type"] == "NFC" for step in steps) else 1
-        return shrinking * max(len(token.encode()) for token in self.backend.get_vocab(with_added_tokens=True))
+        return shrinking * max(len(token.encode()) for token in self._backend.get_vocab(with_added_tokens=True))
 
     def _backend_without_special(self) -> tokenizers.Tokenizer:
         """The same tokenizer, blind to special tokens in text.
@@ -157,7 +164,7 @@ class Tokenizer:
         """
         with self._lock:
             if self._plain_backend is None:
-                self._plain_backend = _blind_copy(self.backend)
+                self._plain_backend = _blind_copy(self._backend)
             return self._plain_backend
 
 

@@ -54,7 +54,7 @@ class _Rules:
     def start(self, is_required: bool, is_parallel: bool) -> str:
         row = self.row
         if not row.opens:
-            self.rules.append(rf"SPEECH: /[^\s\{row.lead}](?s:.*)|/")
+            self.rules.append(rf"SPEECH: /[^\s{_class(row.lead)}](?s:.*)|/")
             also = f"({self._literal(row.also_opens[0])})? " if row.also_opens else ""
             return f"start: {also}run" + ("" if is_required else " | SPEECH")
         opening = f"{self._literal(row.opens + row.pad)} run"
@@ -157,3 +157,7 @@ def _with_defs(schema: Mapping[str, Any], key: str) -> dict[str, Any]:
     own = schema["properties"][key]
     shared = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
     return {**shared, **own} if isinstance(own, dict) else dict(shared)
+
+
+def _class(character: str) -> str:
+    return "\\" + character
