@@ -65,7 +65,7 @@ class Failing:
 def test_one_that_fails_is_raised_when_the_others_have_ended() -> None:
     asked = [[1, 2, 3], [1, 2, 3, 4, 5], [7, 8]]
     with tiny_llm() as llm:
-        llm.engine._runner = Failing(llm.engine._runner)
+        llm.engine.runner = Failing(llm.engine.runner)
         seen = {}
         with pytest.raises(EngineError, match="a bad one"):
             llm.generate(asked, GREEDY, on_update=lambda update: seen.update({update.completion.index: update}))

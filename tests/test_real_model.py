@@ -198,7 +198,7 @@ def test_a_cached_beginning_is_as_a_cold_one_and_only_the_rest_is_computed(llm: 
     asked = [[*beginning, *llm.files.tokenizer.encode(ending, special=False)] for ending in endings]
     cold = another(llm, prefix_caching=False)
     warm = another(llm)
-    counting = warm.engine._runner = Counting(warm.engine._runner)
+    counting = warm.engine.runner = Counting(warm.engine.runner)
     for number, prompt in enumerate(asked):
         before = counting.num_tokens
         found = warm.generate(prompt, SHORT)[0]
@@ -218,7 +218,7 @@ def test_a_beginning_that_many_share_is_computed_once_though_they_come_together(
     asked = [[*beginning, *llm.files.tokenizer.encode(ending, special=False)] for ending in FEW[:4]]
     cold = another(llm, prefix_caching=False).generate(asked, params)
     warm = another(llm)
-    counting = warm.engine._runner = Counting(warm.engine._runner)
+    counting = warm.engine.runner = Counting(warm.engine.runner)
     for found, expected in zip(warm.generate(asked, params), cold, strict=True):
         check_same(found, expected)
     num_prompt = counting.num_tokens - len(asked) * (params.max_tokens - 1)

@@ -5,14 +5,13 @@ A composition root beside the command line: it may know every layer, and nothing
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from penstock.assembly.kernels import begin_kernels
+from penstock.assembly.kernels import compiled_meanwhile
 from penstock.assembly.parallel.ranks import (
     RankGroup,
     RankSetup,
@@ -137,7 +136,7 @@ def load(
     if spec is not None:
         spec = _served_spec(config, spec)
         _check_invariance(config)
-        with _kernels(config, spec, device, warms_up):
+        with compiled_meanwhile(config, spec, device, warms_up):
             network = dummy_model(spec, device.torch_device, dtype)
         return LoadedModel(_kept(config, network), device, None)
     files = open_files(config.model.model, cache, progress)
@@ -149,7 +148,7 @@ def load(
     reported = None if progress is None else lambda done, total: progress("load", done, total)
     packs = _packs(config, device, spec)
     arguments = spec, files.model.recipes, files.checkpoint, device.torch_device, dtype, reported, packs
-    with _kernels(config, spec, device, warms_up and not packs):
+    with compiled_meanwhile(config, spec, device, warms_up and not packs):
         network = load_model(*arguments)
     return LoadedModel(_kept(config, network), device, files)
 
@@ -161,17 +160,6 @@ def _served_spec(config: EngineConfig, spec: ModelSpec) -> ModelSpec:
         return spec
     LOGGER.warning("--long-context %s is lossy: answers to long texts are others", config.cache.long_context)
     return bounded(spec, *bound, context=config.model.max_context or 0)
-
-
-@contextmanager
-def _kernels(config: EngineConfig, spec: ModelSpec, device: Device, warms_up: bool) -> Iterator[None]:
-    """Kernels are asked for while weights are read, and not longer: what comes then launches some."""
-    thread = begin_kernels(config, spec, device) if warms_up and device.torch_device.type == "cuda" else None
-    try:
-        yield
-    finally:
-        if thread is not None:
-            thread.join()
 
 
 def _load_first(config: EngineConfig, cache: Path | None, progress: Progress | None) -> LoadedModel:
@@ -251,17 +239,27 @@ def _size_own(config: EngineConfig, loaded: LoadedModel, step_s: float) -> Sizin
     if num_here > 1 and (isinstance(loaded.device, CpuDevice) or config.parallel.share_gpu):  # they share its memory
         share = config.cache.memory_fraction / num_here
         config = replace(config, cache=replace(config.cache, memory_fraction=share))
-    pace = _pace(loaded.device, config, step_s)
+    device, pace = loaded.device, _pace(loaded.device, config, step_s)
     bytes_per_value = bytes_per_kv_value(spec, CACHE_DTYPES[config.cache.kv] or loaded.network.cache_dtype)
+    draft = config.speculation.draft_model
+    beside_bytes = 0 if draft is None else draft_bytes(config, spec, open_files(draft))
+    enough_kv_bytes: int | None = None
+    kept_kv_bytes: int | None = None
+    if isinstance(device, CpuDevice):  # a gibibyte, or one whole context if that is more
+        max_context = config.model.max_context or spec.max_context
+        enough_kv_bytes = max(GIB, max_context * spec.kv_bytes_per_token(bytes_per_value))
+        kept_kv_bytes = KEPT_KV_BYTES
+    else:  # as planner and simulator count it
+        num_tokens = batch_tokens(config, spec, pace)
+        beside_bytes += workspace_bytes(spec, num_tokens, config.scheduler.max_sequences)
+        beside_bytes += _adapter_bytes(config, spec)
     memory = Memory(
-        free_bytes=loaded.device.free_bytes + loaded.weight_bytes,
+        free_bytes=device.free_bytes + loaded.weight_bytes,
         weight_bytes=loaded.weight_bytes,
-        workspace_bytes=_workspace_bytes(loaded.device, spec, config, batch_tokens(config, spec, pace))
-        + _draft_bytes(config, spec)
-        + _adapter_bytes(config, spec, loaded.device),
+        workspace_bytes=beside_bytes,
         bytes_per_kv_value=bytes_per_value,
-        enough_kv_bytes=_enough_kv_bytes(loaded.device, spec, config, bytes_per_value),
-        kept_kv_bytes=KEPT_KV_BYTES if loaded.device.torch_device.type == "cpu" else None,
+        enough_kv_bytes=enough_kv_bytes,
+        kept_kv_bytes=kept_kv_bytes,
     )
     return size_engine(config, spec, memory, pace, frees=_frees(config, loaded))
 
@@ -350,17 +348,12 @@ def check_heads(spec: ModelSpec) -> None:
         )
 
 
-def _adapter_bytes(config: EngineConfig, spec: ModelSpec, device: Device) -> int:
-    """Of all slots of a GPU, filled with the largest adapters, and of one in float32 on its way into a slot; on a CPU they take
+def _adapter_bytes(config: EngineConfig, spec: ModelSpec) -> int:
+    """Of all slots of a GPU, filled with the largest adapters, and of one in float32 on its way into a slot. On a CPU they take
     memory as they come."""
-    if not config.adapter.are_served or isinstance(device, CpuDevice):
+    if not config.adapter.are_served:
         return 0
     return (config.adapter.max_adapters + 2) * adapter_bytes(spec, rounded_rank(config.adapter.max_adapter_rank))
-
-
-def _draft_bytes(config: EngineConfig, spec: ModelSpec) -> int:
-    name = config.speculation.draft_model
-    return 0 if name is None else draft_bytes(config, spec, open_files(name))
 
 
 def _drafter(config: EngineConfig, loaded: LoadedModel) -> str | None:
@@ -449,14 +442,6 @@ def _kept(config: EngineConfig, network: Decoder | Encoder) -> Decoder | Encoder
     return network
 
 
-def _enough_kv_bytes(device: Device, spec: ModelSpec, config: EngineConfig, bytes_per_value: float) -> int | None:
-    """On a CPU: a gibibyte, or one whole context if that is more."""
-    if device.torch_device.type != "cpu":
-        return None
-    max_context = config.model.max_context or spec.max_context
-    return max(GIB, max_context * spec.kv_bytes_per_token(bytes_per_value))
-
-
 def _pace(device: Device, config: EngineConfig, step_s: float) -> Pace | None:
     """What a quick look at the device's products gives, where the length of steps is ours to choose."""
     if config.scheduler.max_batch_tokens is not None:
@@ -464,10 +449,3 @@ def _pace(device: Device, config: EngineConfig, step_s: float) -> Pace | None:
     if isinstance(device, CpuDevice):
         return pace_of("cpu", product_rate(device.num_threads))
     return pace_of("gpu", gpu_product_rate(device.torch_device), step_s)
-
-
-def _workspace_bytes(device: Device, spec: ModelSpec, config: EngineConfig, num_tokens: int) -> int:
-    """On a GPU as planner and simulator count it."""
-    if device.torch_device.type == "cpu":
-        return 0
-    return workspace_bytes(spec, num_tokens, config.scheduler.max_sequences)

@@ -16,7 +16,8 @@ from typing import Any
 
 from penstock.assembly.text import fetched_path
 from penstock.config import EngineConfig
-from penstock.console.files import cache_folder
+from penstock.console.files import cache_folder, write_file
+from penstock.errors import ConfigError
 from penstock.runtime.formats.hub import default_cache
 from penstock.runtime.formats.source import LocalSource, parse_source
 from penstock.runtime.formats.store import Progress, StoreEntry, damaged_files, find_entry, installed
@@ -67,11 +68,8 @@ class Canary:
         try:
             return bool(json.loads(self._path.read_text()) != list(token_ids))
         except (OSError, ValueError):  # the first time, or a file that was cut short
-            with contextlib.suppress(OSError):
-                self._path.parent.mkdir(parents=True, exist_ok=True)
-                partial = self._path.with_suffix(".partial")
-                partial.write_text(json.dumps(list(token_ids)))
-                partial.rename(self._path)
+            with contextlib.suppress(ConfigError):
+                write_file(self._path, json.dumps(list(token_ids)))
             return False
 
 

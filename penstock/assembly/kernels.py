@@ -1,6 +1,8 @@
 """Kernels that a model's steps will need, compiled while its weights are read."""
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from threading import Thread
 
@@ -42,8 +44,10 @@ def compile_kernels(config: EngineConfig, spec: ModelSpec, device: Device, *, wa
     return sum(request.num_variants for request in requests)
 
 
-def begin_kernels(config: EngineConfig, spec: ModelSpec, device: Device) -> Thread:
-    """The same beside the caller, who joins the thread before it measures what memory is free."""
+@contextmanager
+def compiled_meanwhile(config: EngineConfig, spec: ModelSpec, device: Device, warms_up: bool) -> Iterator[None]:
+    """The same beside what is done inside, on a GPU that warms up, and not longer: what comes afterwards launches some kernels,
+    or measures what memory is free."""
 
     def run() -> None:
         try:
@@ -52,5 +56,11 @@ def begin_kernels(config: EngineConfig, spec: ModelSpec, device: Device) -> Thre
             LOGGER.debug("kernels were not compiled ahead: %s", error)
 
     thread = Thread(target=run, name="kernels", daemon=True)
-    thread.start()
-    return thread
+    is_begun = warms_up and device.torch_device.type == "cuda"
+    if is_begun:
+        thread.start()
+    try:
+        yield
+    finally:
+        if is_begun:
+            thread.join()

@@ -18,7 +18,7 @@ from penstock.config import EngineConfig
 from penstock.console.progress import ProgressBar
 from penstock.errors import ConfigError, StepInterruptedError
 from penstock.runtime import preload
-from penstock.runtime.core.batch import Batch
+from penstock.runtime.core.batch import Batch, StepOutput
 from penstock.runtime.core.features import StepTime
 from penstock.runtime.core.runner import Masks, Runner
 from penstock.runtime.core.scheduler import Scheduler
@@ -30,7 +30,7 @@ from penstock.runtime.engine.machine import Facts, Machine, Vector
 from penstock.runtime.engine.oracle import OracleRunner, mix
 from penstock.runtime.engine.peers.exchange import PeerExchange
 from penstock.runtime.engine.process import OnPhase
-from penstock.runtime.engine.scripted import Done, ScriptedRunner
+from penstock.runtime.engine.scripted import ScriptedRunner
 from penstock.runtime.engine.tiers.record import format_digest
 from penstock.runtime.sizing import Sizing, make_scheduler, step_size
 from penstock.runtime.text.grammar.compiler import GrammarCompiler
@@ -170,14 +170,14 @@ class Paced:
     def interrupt(self, *, is_on: bool) -> None:
         (self._interrupted.set if is_on else self._interrupted.clear)()
 
-    def launch(self, batch: Batch, masks: Masks | None = None) -> Done:
+    def launch(self, batch: Batch, masks: Masks | None = None) -> StepOutput:
         end_s = time.monotonic() + self._step_s + self.token_s * batch.num_tokens
         left_s = end_s - time.monotonic()
         if self.yields and left_s > 0.0 and self._interrupted.wait(left_s):
             raise StepInterruptedError("the step was interrupted; launch it again")
         if not self.yields and left_s > 0.0:
             time.sleep(left_s)
-        return Done(self._runner.launch(batch, masks).result())
+        return self._runner.launch(batch, masks).result()
 
 
 def _machine(

@@ -125,7 +125,6 @@ class PooledEngines:
         budget_bytes: int | None,
         keep_alive_s: float,
     ) -> None:
-        self._entries = {entry.name: entry for entry in entries}
         self._server = server
         verifiers = {entry.name: ModelVerifier(entry.source, engine, package_version()) for entry in entries}
         engine = with_cache_share(engine, budget_bytes)

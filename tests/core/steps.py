@@ -5,6 +5,8 @@ from typing import Any
 
 from penstock.runtime.core.batch import Batch, Chunk, Delta, StepOutput
 from penstock.runtime.core.order import ORDERS
+from penstock.runtime.core.prefix import Holding, Namespace
+from penstock.runtime.core.request import Request
 from penstock.runtime.core.scheduler import Scheduler
 from penstock.runtime.core.sequence import Sequence
 from tests.engine.answers import LIMITS, make_request
@@ -23,6 +25,13 @@ def step(scheduler: Scheduler, now: float = 0.0, **options: Any) -> tuple[Batch 
     deltas = () if batch is None else scheduler.commit(batch, output_of(batch, **options), now)
     scheduler.check()
     return batch, deltas
+
+
+def pin(scheduler: Scheduler, request: Request, until_s: float) -> int:
+    """Pin what is cached of a prompt; returns how many tokens that is."""
+    match = scheduler.pool.match(Holding(list(request.prompt), Namespace(request.salt, request.adapter)))
+    scheduler.pool.pin(match, until_s)
+    return len(match.blocks) * scheduler.limits.block_size
 
 
 def running(scheduler: Scheduler) -> dict[tuple[int, int], Sequence]:

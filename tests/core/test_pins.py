@@ -8,7 +8,7 @@ from penstock.runtime.core import blocks
 from penstock.runtime.core.batch import Logprob
 from penstock.runtime.core.blocks import BlockPool
 from tests.core.sequences import compute, make_sequence
-from tests.core.steps import add, finish, inside, make_scheduler, output_of, step
+from tests.core.steps import add, finish, inside, make_scheduler, output_of, pin, step
 from tests.engine.answers import drain, make_engine, make_request
 
 
@@ -73,8 +73,7 @@ def test_a_pin_renewed_for_the_same_time_is_one_pin():
 
 def test_a_pin_covers_all_of_a_match_though_its_tail_is_pinned_for_longer():
     pool, match = cached_pool()
-    pool.pin(match, 20.0)
-    pool.unpin(pool.match(make_sequence(range(5)).holding))
+    pool.pin(match._replace(blocks=match.blocks[1:]), 20.0)
     assert pool.num_pinned == 1
     pool.pin(match, 10.0)
     assert pool.num_pinned == 2
@@ -97,15 +96,15 @@ def test_pins_expire_one_by_one():
     assert left == [3, 2, 1, 0]
 
 
-def test_a_scheduler_pins_and_unpins_prompts() -> None:
+def test_prompts_of_a_scheduler_are_pinned_and_unpinned() -> None:
     engine = make_engine()
     request = make_request(1, range(10), max_tokens=1)
     engine.submit(request)
     drain(engine)
     scheduler = engine.scheduler
-    assert scheduler.pin(request, until_s=1e9) == 8
+    assert pin(scheduler, request, 1e9) == 8
     assert scheduler.pool.num_pinned == 2
-    assert scheduler.unpin(request) == 8
+    scheduler.pool.unpin_all()
     assert scheduler.pool.num_pinned == 0
     scheduler.check()
 
@@ -145,10 +144,10 @@ def test_one_choice_pins_for_all():
 def test_a_pin_can_be_broken():
     pool, match = cached_pool()
     pool.pin(match, 10.0)
-    pool.unpin(match)
+    pool.unpin_all()
     assert pool.num_pinned == 0
     assert pool.num_available == 4
-    pool.unpin(match)
+    pool.unpin_all()
     pool.pin(match, float("inf"))
     pool.unpin_expired(1e12)
     assert pool.num_pinned == 2
@@ -161,7 +160,7 @@ def test_a_pin_can_be_broken():
 def test_an_old_end_does_not_break_a_new_pin():
     pool, match = cached_pool()
     pool.pin(match, 10.0)
-    pool.unpin(match)
+    pool.unpin_all()
     pool.pin(match, 50.0)
     pool.unpin_expired(10.0)
     assert pool.num_pinned == 2
@@ -232,26 +231,26 @@ def test_a_prompt_can_be_kept_until_a_time():
     add(scheduler, 1, num_prompt=9, max_tokens=1)
     finish(scheduler)
     request = make_request(2, range(1000, 1009), max_tokens=1)
-    assert scheduler.pin(request, 50.0) == 8
-    assert scheduler.pin(make_request(3, range(9)), 50.0) == 0
+    assert pin(scheduler, request, 50.0) == 8
+    assert pin(scheduler, make_request(3, range(9)), 50.0) == 0
     assert scheduler.pool.num_pinned == 2
     add(scheduler, 4, num_prompt=8, max_tokens=1)
     finish(scheduler)
-    assert scheduler.pin(request, 10.0) == 8, "still there"
+    assert pin(scheduler, request, 10.0) == 8, "still there"
     scheduler.schedule(49.0)
     assert scheduler.pool.num_pinned == 2
     scheduler.schedule(50.0)
     assert scheduler.pool.num_pinned == 0
     add(scheduler, 5, num_prompt=15, max_tokens=1)
     finish(scheduler)
-    assert scheduler.pin(request, 99.0) == 0
+    assert pin(scheduler, request, 99.0) == 0
 
 
 def test_pins_give_way_to_what_could_not_run_otherwise():
     scheduler = make_scheduler(num_blocks=4, block_size=4)
     add(scheduler, 1, num_prompt=9, max_tokens=1)
     finish(scheduler)
-    scheduler.pin(make_request(2, range(1000, 1009)), 1e9)
+    pin(scheduler, make_request(2, range(1000, 1009)), 1e9)
     add(scheduler, 3, num_prompt=9, max_tokens=8)
     assert len(step(scheduler)[1]) == 1, "at once"
     assert len(finish(scheduler)) == 7
@@ -262,7 +261,7 @@ def test_pins_do_not_give_way_while_others_run():
     scheduler = make_scheduler(num_blocks=5, block_size=4)
     add(scheduler, 1, num_prompt=9, max_tokens=1)
     finish(scheduler)
-    scheduler.pin(make_request(2, range(1000, 1009)), 1e9)
+    pin(scheduler, make_request(2, range(1000, 1009)), 1e9)
     add(scheduler, 3, num_prompt=2, max_tokens=3)
     step(scheduler)
     add(scheduler, 4, num_prompt=9, max_tokens=1)
@@ -278,7 +277,7 @@ def test_pins_give_way_to_the_only_one_inside():
     scheduler = make_scheduler(num_blocks=4, block_size=4)
     add(scheduler, 1, num_prompt=9, max_tokens=1)
     finish(scheduler)
-    scheduler.pin(make_request(2, range(1000, 1009)), 1e9)
+    pin(scheduler, make_request(2, range(1000, 1009)), 1e9)
     add(scheduler, 3, num_prompt=8, max_tokens=8)
     first, second = scheduler.schedule(0.0), scheduler.schedule(0.0)
     assert scheduler.num_preemptions == 0
@@ -293,7 +292,7 @@ def test_pins_do_not_give_way_if_somebody_can_leave():
     scheduler = make_scheduler(num_blocks=6, block_size=4)
     add(scheduler, 1, num_prompt=5, max_tokens=1)
     finish(scheduler)
-    scheduler.pin(make_request(2, range(1000, 1005)), 1e9)
+    pin(scheduler, make_request(2, range(1000, 1005)), 1e9)
     fill_from(scheduler, 3, 2)
     while not scheduler.num_preemptions:
         step(scheduler)

@@ -12,7 +12,7 @@ from penstock.runtime.core.limits import Limits
 from penstock.runtime.core.order import ORDERS
 from penstock.runtime.core.request import Request
 from penstock.runtime.core.scheduler import Scheduler
-from tests.core.steps import output_of
+from tests.core.steps import output_of, pin
 from tests.engine.answers import make_request
 
 MAX_STEPS_WITHOUT_PROGRESS = 50
@@ -80,7 +80,7 @@ class Run:
             return 0
         assert num_longest <= self.limits.max_positions
         if self.choose.random() < 0.3:
-            self.scheduler.pin(request, now + self.choose.choice((5.0, 1e6)))
+            pin(self.scheduler, request, now + self.choose.choice((5.0, 1e6)))
         return request.params.n
 
     def step(self, now: float) -> None:

@@ -30,6 +30,7 @@ from penstock.runtime.core.request import Request
 from penstock.runtime.core.scheduler import Scheduler
 from penstock.runtime.core.sequence import Sequence
 from penstock.runtime.engine.oracle import EMPTY, OracleRunner
+from tests.core.steps import pin
 from tests.engine.answers import VOCAB_SIZE, Answers, expected, make_request
 
 MAX_AHEAD = 3
@@ -163,7 +164,7 @@ class Serving(RuleBasedStateMachine):
     def pin(self, number):
         digits = Digits(number)
         request = digits.pick(*self.requests.values())
-        num_pinned = self.scheduler.pin(request, self.now + digits.pick(1.0, 5.0, 50.0))
+        num_pinned = pin(self.scheduler, request, self.now + digits.pick(1.0, 5.0, 50.0))
         assert num_pinned <= max(len(request.prompt) - 1, 0)
         assert num_pinned % self.limits.block_size == 0
 

@@ -3,14 +3,13 @@ notices any wrong block, token or row."""
 
 from collections.abc import Callable, Iterator
 
-from penstock.runtime.core.batch import Batch
+from penstock.runtime.core.batch import Batch, StepOutput
 from penstock.runtime.core.runner import Masks
 from penstock.runtime.draft.drafter import Drafter, View
 from penstock.runtime.draft.model import PIECE, ModelDrafter
 from penstock.runtime.draft.speculator import Speculator
-from penstock.runtime.engine.oracle import OracleRunner, expected_tokens
-from penstock.runtime.engine.scripted import Done
-from tests.engine.answers import LIMITS, VOCAB_SIZE, assert_right, drain, make_engine
+from penstock.runtime.engine.oracle import OracleRunner
+from tests.engine.answers import LIMITS, VOCAB_SIZE, assert_right, drain, expected_tokens, make_engine
 from tests.engine.workloads import make_workload
 
 BLOCK_SIZE, MAX_CONTEXT = 4, 400
@@ -76,7 +75,7 @@ class TimedRunner(OracleRunner):
 
     now = 0.0
 
-    def launch(self, batch: Batch, masks: Masks | None = None) -> Done:
+    def launch(self, batch: Batch, masks: Masks | None = None) -> StepOutput:
         self.now += batch.num_tokens
         return super().launch(batch, masks)
 

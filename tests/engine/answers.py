@@ -8,6 +8,7 @@ from typing import Any
 
 from penstock.runtime.core.batch import Delta, Finish, FinishReason, PrefixHit
 from penstock.runtime.core.batching import CONTINUOUS, Batching
+from penstock.runtime.core.kinds.groups import PLAIN, CacheGroups
 from penstock.runtime.core.limits import Limits
 from penstock.runtime.core.order import ORDERS
 from penstock.runtime.core.request import Request, SamplingParams
@@ -15,7 +16,7 @@ from penstock.runtime.core.runner import Runner
 from penstock.runtime.core.scheduler import Scheduler
 from penstock.runtime.draft.speculator import Speculator
 from penstock.runtime.engine.engine import Engine
-from penstock.runtime.engine.oracle import OracleRunner, expected_tokens
+from penstock.runtime.engine.oracle import EMPTY, OracleRunner, digest, draw, in_sight, next_state, windowed
 
 VOCAB_SIZE = 64
 MAX_STEPS = 20_000
@@ -30,6 +31,30 @@ LIMITS = Limits(
     max_waiting_tokens=10**6,
 )
 """Roomy for the requests of these tests; `LIMITS._replace(...)` makes it tight."""
+
+
+def expected_tokens(
+    prompt: tuple[int, ...],
+    params: SamplingParams,
+    choice: int,
+    num_tokens: int,
+    vocab_size: int,
+    groups: CacheGroups = PLAIN,
+) -> list[int]:
+    """The answer, computed with neither cache nor scheduler."""
+    digests: list[int] = []
+    tokens = list(prompt)
+    state = EMPTY
+    while True:
+        for position in range(len(digests), len(tokens)):
+            digests.append(digest(tokens[position], position, digests[-1] if digests else EMPTY))
+            state = next_state(state, tokens[position], position)
+        if len(tokens) == len(prompt) + num_tokens:
+            return tokens[len(prompt) :]
+        seen = [digests[position] for position in in_sight(groups.first, len(tokens))]
+        for number, group in enumerate(groups.others, 1):
+            seen += [windowed(tokens[position], position, number) for position in in_sight(group, len(tokens))]
+        tokens.append(draw(seen + [state] * bool(groups.num_states), params, choice, vocab_size))
 
 
 def make_request(request_id: int, prompt: Iterable[int], **options: Any) -> Request:

@@ -9,13 +9,12 @@ from pathlib import Path
 
 from penstock.assembly.machines import make_engine
 from penstock.config import EngineConfig
-from penstock.runtime.core.batch import Batch, Chunk, Logprob
+from penstock.runtime.core.batch import Batch, Chunk, Logprob, StepOutput
 from penstock.runtime.core.request import SamplingParams
 from penstock.runtime.core.runner import Masks, Runner
 from penstock.runtime.engine.engine import Engine
 from penstock.runtime.engine.machine import Machine
 from penstock.runtime.engine.process import OnPhase, run_engine
-from penstock.runtime.engine.scripted import Done
 from penstock.runtime.engine.wire import decode_config
 
 RAISE, DIE, HANG, EXHAUST = 249, 250, 251, 252
@@ -35,7 +34,7 @@ class Upset:
         self._runner = runner
         self._params: dict[int, SamplingParams] = {}
 
-    def launch(self, batch: Batch, masks: Masks | None = None) -> Done:
+    def launch(self, batch: Batch, masks: Masks | None = None) -> StepOutput:
         for chunk in batch.chunks:
             first = chunk.token_ids[0] if chunk.arrival is not None else None
             if first == RAISE:
@@ -58,7 +57,7 @@ class Upset:
             self._prompt_logprobs(params.prompt_logprobs, chunk)
             for params, chunk in zip(options, batch.chunks, strict=True)
         ]
-        return Done(output._replace(logprobs=tuple(drawn), prompt_logprobs=tuple(prompts)))
+        return output._replace(logprobs=tuple(drawn), prompt_logprobs=tuple(prompts))
 
     def _prompt_logprobs(self, num_top: int | None, chunk: Chunk) -> tuple[Logprob, ...]:
         """Of the chunk's own prompt tokens, but the first of all."""
@@ -71,7 +70,7 @@ class Upset:
 def make(config: EngineConfig, on_phase: OnPhase) -> Machine:
     machine = make_engine(config, on_phase)
     engine = machine.engine
-    upset = Engine(engine.scheduler, Upset(engine._runner), time.monotonic, grammar_state=engine.proposer.grammar_state)
+    upset = Engine(engine.scheduler, Upset(engine.runner), time.monotonic, grammar_state=engine.proposer.grammar_state)
     return machine._replace(engine=upset)
 
 

@@ -20,7 +20,7 @@ from penstock.errors import ConfigError, EngineError
 from penstock.runtime.core.batch import Fault, FinishReason
 from penstock.runtime.core.request import Request, SamplingParams
 from penstock.runtime.engine.client import EngineClient
-from penstock.runtime.engine.oracle import expected_tokens
+from tests.engine.answers import expected_tokens
 from tests.engine.poisoned import DIE, EXHAUST, HANG, RAISE
 from tests.machine import PATIENCE_S
 

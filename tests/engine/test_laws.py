@@ -137,7 +137,7 @@ def test_speculation_saves_steps_where_states_go_back():
     engine = make_engine(limits, num_drafts=3)
     engine.submit(request)
     assert_right([request], drain(engine), limits)
-    assert engine.heartbeat.num_steps < 45
+    assert engine.num_steps < 45
 
 
 def test_speculation_saves_steps():
@@ -148,7 +148,7 @@ def test_speculation_saves_steps():
         engine = make_engine(num_drafts=num_drafts)
         engine.submit(request)
         assert_right([request], drain(engine))
-        counts.append(engine.heartbeat.num_steps)
+        counts.append(engine.num_steps)
     assert counts[0] == 60
     assert counts[1] < 40
 
@@ -230,8 +230,8 @@ def test_what_is_shared_is_computed_once():
     second = make_request(2, (*shared, *make_prompt(Random(2), 37)), max_tokens=2)
     engine.submit(second)
     launched = []
-    inner = engine._runner.launch
-    engine._runner.launch = lambda batch: launched.append(batch) or inner(batch)
+    inner = engine.runner.launch
+    engine.runner.launch = lambda batch: launched.append(batch) or inner(batch)
     answers = drain(engine, answers)
     assert answers[2, 0].prefix[:2] == (512, "differs from every cached prompt")
     assert [batch.num_tokens for batch in launched] == [37, 1]

@@ -4,7 +4,8 @@ import pytest
 
 from penstock.runtime.core.batch import Arrival, Batch, Chunk
 from penstock.runtime.core.request import SamplingParams
-from penstock.runtime.engine.oracle import OracleRunner, expected_tokens
+from penstock.runtime.engine.oracle import OracleRunner
+from tests.engine.answers import expected_tokens
 
 PARAMS = SamplingParams(seed=3)
 PROMPT = (5, 6, 7, 8, 9, 10)

@@ -19,8 +19,8 @@ import openai
 from penstock.config import EngineConfig
 from penstock.runtime.core.request import SamplingParams
 from penstock.runtime.engine.client import EngineClient, Facts
-from penstock.runtime.engine.oracle import expected_tokens
 from penstock.runtime.text.tokenizer.byte_level import byte_tokenizer
+from tests.engine.answers import expected_tokens
 from tests.machine import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]

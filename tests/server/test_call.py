@@ -7,12 +7,12 @@ import pytest
 
 from penstock.runtime.core.request import SamplingParams
 from penstock.runtime.engine.client import EngineClient
-from penstock.runtime.engine.oracle import expected_tokens
 from penstock.runtime.text.stream.stop import StopSet
 from penstock.runtime.text.stream.stream import TextRules
 from penstock.runtime.text.tokenizer.byte_level import byte_tokenizer
 from penstock.service.server.http.call import Call, CallParameters
 from penstock.service.server.writer import Piece
+from tests.engine.answers import expected_tokens
 from tests.engine.test_client import config_of, run
 from tests.machine import PATIENCE_S
 

@@ -168,7 +168,7 @@ def control_tokens(model: Any, chat: Chat) -> list[int] | str:
         prompt = asyncio.run(prompt_of_chat(model, chat))
     except Exception as error:
         return type(error).__name__
-    return [token_id for token_id in prompt.token_ids if model.tokenizer.is_special(token_id)]
+    return [token_id for token_id in prompt.token_ids if token_id in model.tokenizer.special_ids]
 
 
 def strings(markers: list[str]) -> st.SearchStrategy[str]:

@@ -9,9 +9,9 @@ import pytest
 from penstock.cli.main import main
 from penstock.errors import ConfigError
 from penstock.runtime.core.request import SamplingParams
-from penstock.runtime.engine.oracle import expected_tokens
 from penstock.tools.sim.simulation import simulate
 from penstock.tools.workload.trace_files import read
+from tests.engine.answers import expected_tokens
 from tests.server.serving import Server, serving
 from tests.sim.fleets import make_fleet
 from tests.workload.trace_writers import write

@@ -16,7 +16,7 @@ FAMILIES = ("byte-level", "sentence-piece", "sentence-piece-prefix", "word-piece
 
 
 def check_equal(tokenizer: Tokenizer, ids: list[int], skip_special: bool) -> None:
-    expected = tokenizer._backend.decode(ids, skip_special_tokens=skip_special)
+    expected = tokenizer.backend.decode(ids, skip_special_tokens=skip_special)
     assert tokenizer.decode(ids, skip_special=skip_special) == expected, ids
 
 

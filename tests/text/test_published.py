@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import ModelFileError
-from penstock.runtime.text.tokenizer.published import spelt
+from penstock.runtime.text.tokenizer.pieces import spelt
 from penstock.runtime.text.tokenizer.tokenizer import Tokenizer
 
 TEXT = "the theme: other ether <s> hé"

@@ -322,27 +322,19 @@ class BlockPool:
                     parent = holding.tail = content
                     continue
                 self._forget(present)
-            block = blocks[number]
             content = content_type(hash_, own, parent)
-            if isinstance(parent, Content):
-                parent.child = content
+            before, parent = parent, content
+            holding.tail = content
+            if number < holding.first:
+                continue  # a window has left it: a link of the chain and nothing more
+            if isinstance(before, Content):
+                before.child = content
             else:
-                self._beginnings[parent] = content
-            parent = holding.tail = contents[block] = content
-            index[hash_] = block
+                self._beginnings[before] = content
+            contents[blocks[number]], index[hash_] = content, blocks[number]
             for listener in self._listeners:
                 listener.published(hash_, hashes[number - 1] if number else holding.namespace.hash, own)
         holding.num_published = num_full
-
-    def adopt(self, holding: Holding, spare: int = 0) -> int:
-        """Publish full blocks that were filled elsewhere; no sequence holds them. Returns how many tokens they have: 0 if
-        there is no room or no prefixes are cached."""
-        num_tokens = len(holding.tokens) // self.block_size * self.block_size
-        if not self._caching or not num_tokens or not self.reserve(holding, num_tokens, self.match(holding), spare):
-            return 0
-        self.publish(holding, num_tokens)
-        self.release(holding)
-        return num_tokens
 
     def arrive(self, holding: Holding, spare: int = 0) -> tuple[int, ...]:
         """Take blocks for those full ones of a holding that nobody has published: their content is on its way. The holding's
@@ -392,14 +384,7 @@ class BlockPool:
 
     def release(self, holding: Holding) -> None:
         """Take all blocks back. The last goes first, so that a prefix outlives what was built on it."""
-        references = self._references
-        idle = []
-        for block in reversed(holding.blocks):
-            references[block] -= 1
-            if not references[block]:
-                idle.append(block)
-        self.num_shared -= len(holding.blocks) - len(idle)
-        self._rest(idle)
+        self._let_go(reversed(holding.blocks))
         holding.blocks.clear()
         holding.num_published = 0
         holding.tail = None
@@ -419,11 +404,8 @@ class BlockPool:
     def trim(self, holding: Holding, num_surplus: int, others: tuple[int, ...] = ()) -> None:
         """Take back the last so many blocks of each group, which nobody has written or shares."""
         num_blocks = len(holding.blocks) - num_surplus
-        surplus = holding.blocks[num_blocks:]
-        for block in surplus:
-            self._references[block] -= 1
+        self._let_go(reversed(holding.blocks[num_blocks:]))
         del holding.blocks[num_blocks:]
-        self._rest(reversed(surplus))
 
     def pin(self, match: Match, until_s: float) -> None:
         """Keep matched blocks from being taken until then; the later of two ends holds."""
@@ -434,10 +416,6 @@ class BlockPool:
             self._pins[block] = until_s
             self._num_pin_ends += 1
             heappush(self._pin_ends, (until_s, self._num_pin_ends, block))
-
-    def unpin(self, match: Match) -> None:
-        for block in reversed(match.blocks):
-            self._unpin(block)
 
     def unpin_expired(self, now: float) -> None:
         while self._pin_ends and self._pin_ends[0][0] <= now:
@@ -502,6 +480,19 @@ class BlockPool:
             references[block] = 1
             taken.append(block)
         return taken
+
+    def _let_go(self, blocks: Iterable[int]) -> None:
+        """One holder of each gives it back."""
+        references, num_shared = self._references, 0
+        idle: list[int] = []
+        for block in blocks:
+            references[block] -= 1
+            if references[block]:
+                num_shared += 1
+            else:
+                idle.append(block)
+        self.num_shared -= num_shared
+        self._rest(idle)
 
     def _rest(self, blocks: Iterable[int]) -> None:
         """Put blocks that lost their last holders where they belong."""

@@ -69,44 +69,40 @@ def pool_state(pool: BlockPool) -> PoolState:
 def _prefixes(pool: BlockPool) -> tuple[tuple[PrefixState, ...], bytes]:
     """Published blocks, by the block that their chain begins with; and for each block, which of them it belongs to."""
     roots: dict[int, Content] = {}
-    keys: dict[int, int] = {}
-    counts: dict[int, list[int]] = {}
-    first_blocks: dict[int, int] = {}
-    known: dict[int, Content] = {}
+    """By block."""
+    counts: dict[Content, list[int]] = {}
+    first_blocks: dict[Content, int] = {}
+    known: dict[Content, Content] = {}
     references, contents, _ = pool.books
     for block, content in enumerate(contents):
         if content is None:
             continue
-        root = _root(content, known)
-        key = keys[block] = id(root)
-        roots[key] = root
+        root = roots[block] = _root(content, known)
         if root is content:
-            first_blocks[key] = block
-        count = counts.setdefault(key, [0, 0])
+            first_blocks[root] = block
+        count = counts.setdefault(root, [0, 0])
         count[0] += 1
         count[1] += references[block]
-    largest = sorted(counts, key=lambda key: (counts[key][1], counts[key][0]), reverse=True)[:MAX_PREFIXES]
+    largest = sorted(counts, key=lambda root: (counts[root][1], counts[root][0]), reverse=True)[:MAX_PREFIXES]
     found = tuple(
         PrefixState(
-            counts[key][0], counts[key][1], unpacked(roots[key].tokens)[:NUM_FIRST_TOKENS], first_blocks.get(key, -1)
+            counts[root][0], counts[root][1], unpacked(root.tokens)[:NUM_FIRST_TOKENS], first_blocks.get(root, -1)
         )
-        for key in largest
+        for root in largest
     )
-    places = {key: place for place, key in enumerate(largest)}
-    return found, bytes(places.get(keys.get(block, 0), NO_PREFIX) for block in range(len(contents)))
+    places: dict[Content | None, int] = {root: place for place, root in enumerate(largest)}
+    return found, bytes(places.get(roots.get(block), NO_PREFIX) for block in range(len(contents)))
 
 
-def _root(content: Content, known: dict[int, Content]) -> Content:
+def _root(content: Content, known: dict[Content, Content]) -> Content:
     """The content that a chain begins with. Chains share links, so known links are kept."""
     links = []
     at = content
-    while id(at) not in known and isinstance(at.parent, Content):
+    while at not in known and isinstance(at.parent, Content):
         links.append(at)
         at = at.parent
-    root = known.get(id(at), at)
-    for link in links:
-        known[id(link)] = root
-    known[id(root)] = root
+    root = known.get(at, at)
+    known.update(dict.fromkeys([*links, root], root))
     return root
 
 

@@ -16,26 +16,6 @@ from penstock.runtime.core.sequence import Sequence
 class Roster:
     """A sequence waits, runs, or does neither (not yet, or it has ended). Only running sequences hold blocks and a row."""
 
-    __slots__ = (
-        "_max_sequences",
-        "_rows",
-        "batch",
-        "batching",
-        "behind",
-        "now",
-        "num_batch_waiting",
-        "num_epochs",
-        "num_waiting_tokens",
-        "on_preempt",
-        "order",
-        "pool",
-        "running",
-        "shared_until_s",
-        "tenants",
-        "turns",
-        "waiting_since",
-    )
-
     def __init__(self, limits: Limits, pool: BlockPool, order: Order, batching: Batching) -> None:
         self.order = order
         self.batching = batching

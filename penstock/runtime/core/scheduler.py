@@ -183,12 +183,19 @@ class Scheduler:
 
     def cancel(self, request_id: int, choice: int | None = None) -> tuple[Delta, ...]:
         """End a request, or one choice of it, in whatever state it is. Unknown ids, ended ones among them, give nothing."""
-        return self._end(request_id, CANCELLED, choice)
+        return self.end(request_id, CANCELLED, choice)
 
     def end(self, request_id: int, finish: Finish, choice: int | None = None) -> tuple[Delta, ...]:
-        """End a request, or one choice of it, for a reason that the driver knows: its text is complete, or cannot be
-        continued."""
-        return self._end(request_id, finish, choice)
+        """End every choice of a request, or one, that has not ended yet, for a reason that the driver knows: its text is
+        complete, or cannot be continued."""
+        choices = [
+            sequence
+            for sequence in self._requests.get(request_id, ())
+            if sequence.finish is None and choice in (None, sequence.choice)
+        ]
+        for sequence in choices:
+            sequence.siblings = tuple([sibling for sibling in sequence.siblings if sibling not in choices])
+        return tuple(self._finish(sequence, finish) for sequence in choices)
 
     def propose(self, request_id: int, choice: int, token_ids: tuple[int, ...], source: str) -> int:
         """Tokens that must come next in a sequence, as the driver knows; its next step verifies them as drafts.
@@ -209,25 +216,20 @@ class Scheduler:
             return ()
         deltas: list[Delta] = []
         for request_id in self._deadlines.missed(now):
-            deltas.extend(self._end(request_id, MISSED_DEADLINE))
+            deltas.extend(self.end(request_id, MISSED_DEADLINE))
         return tuple(deltas)
-
-    def pin(self, request: Request, until_s: float) -> int:
-        """Pin what is cached of a request's prompt until then; returns how many tokens that is."""
-        match = self.pool.match(_holding(request))
-        self.pool.pin(match, until_s)
-        return len(match.blocks) * self.limits.block_size
-
-    def unpin(self, request: Request) -> int:
-        """Unpin what is pinned of a request's prompt; returns how many tokens that is."""
-        match = self.pool.match(_holding(request))
-        self.pool.unpin(match)
-        return len(match.blocks) * self.limits.block_size
 
     def adopt(self, request: Request) -> int:
         """KV of a prompt arrived from elsewhere: publish its full blocks. Returns how many tokens that is: 0 if the cache
-        has no room or caches no prefixes."""
-        return self.pool.adopt(_holding(request), spare=self.num_running)
+        has no room or caches no prefixes. States and windows do not come from elsewhere."""
+        holding = Holding([*request.prompt, 0], Namespace(request.salt, request.adapter))
+        if not self.pool.groups.is_plain or len(request.prompt) < self.limits.block_size:
+            return 0
+        self.pool.arrive(holding, spare=self.num_running)
+        num_tokens = len(holding.blocks) * self.limits.block_size
+        if num_tokens:
+            self.pool.land(holding, is_whole=True)
+        return num_tokens
 
     def draft(self, sequence: Sequence, token_ids: tuple[int, ...], source: str) -> None:
         """Drafts for a sequence whose tokens are all known, to be verified in its next step as far as there is room."""
@@ -281,7 +283,8 @@ class Scheduler:
                 is_usual, fills_block = True, not num_known % block_size
             else:
                 if index in failures or (chunks[index].samples and not drawn):
-                    deltas.append(self._fail(sequence, failures.get(index, "the model drew no token")))
+                    message = failures.get(index, "the model drew no token")
+                    deltas.append(self._finish(sequence, Finish(FinishReason.ERROR, message, Fault.ENGINE)))
                     continue
                 delta = self._advance(sequence, chunks[index], output, index)
                 is_usual = False
@@ -363,13 +366,11 @@ class Scheduler:
             self._let_siblings_wait(sequence)
         return bool(delta.token_ids or delta.prompt_logprobs or delta.finish)
 
-    def _fail(self, sequence: Sequence, message: str) -> Delta:
-        return self._finish(sequence, Finish(FinishReason.ERROR, message, Fault.ENGINE))
-
     def _pin_prompt(self, request: Request) -> None:
         """Its prompt is computed: pin what it asked to keep."""
+        holding = Holding(list(request.prompt), Namespace(request.salt, request.adapter))
         for num_tokens, ttl_s in request.pins:
-            match = self.pool.match(_holding(request), num_tokens // self.limits.block_size)
+            match = self.pool.match(holding, num_tokens // self.limits.block_size)
             self.pool.pin(match, self.roster.now + ttl_s)
 
     def _retract(self, sequence: Sequence, last_epoch: int, chunk: Chunk) -> None:
@@ -405,19 +406,3 @@ class Scheduler:
         request_id = sequence.request_id
         if all(choice.finish for choice in self._requests[request_id]):
             del self._requests[request_id]
-
-    def _end(self, request_id: int, finish: Finish, choice: int | None = None) -> tuple[Delta, ...]:
-        """End every choice of a request, or one, that has not ended yet."""
-        choices = [
-            sequence
-            for sequence in self._requests.get(request_id, ())
-            if sequence.finish is None and choice in (None, sequence.choice)
-        ]
-        for sequence in choices:
-            sequence.siblings = tuple([sibling for sibling in sequence.siblings if sibling not in choices])
-        return tuple(self._finish(sequence, finish) for sequence in choices)
-
-
-def _holding(request: Request) -> Holding:
-    """No prefix hit yet, for a prompt that no sequence generates from."""
-    return Holding(list(request.prompt), Namespace(request.salt, request.adapter))

@@ -7,9 +7,8 @@ it. The loops of the engine and of the simulator call it at the same places.
 from penstock.runtime.core.batch import Batch, Delta
 from penstock.runtime.core.scheduler import Scheduler
 from penstock.runtime.core.sequence import Sequence
-from penstock.runtime.draft.drafter import Drafter, View
+from penstock.runtime.draft.drafter import View
 from penstock.runtime.draft.speculator import Speculator
-from penstock.runtime.draft.step_cost import StepCost
 
 
 class Proposals:
@@ -25,16 +24,7 @@ class Proposals:
         self.num_checked = 0
         self.num_accepted = 0
         self._scheduler = scheduler
-        self._speculator = speculator
-
-    @property
-    def cost(self) -> StepCost:
-        """Measured time of steps by their width."""
-        return self._speculator.cost
-
-    @property
-    def drafters(self) -> tuple[Drafter, ...]:
-        return self._speculator.drafters
+        self.speculator = speculator
 
     def propose(self) -> bool:
         """Hand the scheduler what is worth checking in the next step. Whether drafters were asked at all."""
@@ -45,10 +35,10 @@ class Proposals:
             return False
         is_asked = any(sequence.request.speculate or sequence.request.prediction for sequence in generating)
         has_prompts = bool(scheduler.prompts)
-        is_due = has_waited or self._speculator.is_due(scheduler.num_running)
+        is_due = has_waited or self.speculator.is_due(scheduler.num_running)
         if (has_prompts or not is_due) and not is_asked:
             return False  # beside prompts a step is full: each draft would take the place of a prompt's token
-        guesses = self._speculator.propose([_view(sequence) for sequence in generating], scheduler.num_running)
+        guesses = self.speculator.propose([_view(sequence) for sequence in generating], scheduler.num_running)
         is_drafted = False
         for sequence, guess in zip(generating, guesses):
             if guess.tokens:
@@ -57,12 +47,8 @@ class Proposals:
                     scheduler.draft(sequence, guess.tokens, guess.source)
                     is_drafted = True
         if self.waits and not is_drafted:
-            self._speculator.hope()
+            self.speculator.hope()
         return True
-
-    def charge(self, seconds: float) -> None:
-        """What a `propose` took in which drafters were asked."""
-        self._speculator.charge(seconds)
 
     def take(self, batch: Batch, seconds: float, waited_s: float | None = None) -> None:
         """A step took so long, `waited_s` of it because it was not launched ahead where it could have been. Steps with prompts
@@ -75,9 +61,9 @@ class Proposals:
             num_tokens += chunk.length
             num_drafts += chunk.num_drafts
         if waited_s is not None and not num_drafts:
-            self._speculator.lose(waited_s)
+            self.speculator.lose(waited_s)
             return
-        self._speculator.cost.add(num_tokens, seconds)
+        self.speculator.cost.add(num_tokens, seconds)
 
     def observe(self, deltas: tuple[Delta, ...]) -> None:
         """Count accepted and rejected drafts, and forget the generations that have ended."""
@@ -86,7 +72,7 @@ class Proposals:
                 self.num_checked += drafts.num_checked
                 self.num_accepted += drafts.num_accepted
             if delta.finish is not None:
-                self._speculator.finish((delta.request_id, delta.choice))
+                self.speculator.finish((delta.request_id, delta.choice))
 
 
 def _view(sequence: Sequence) -> View:

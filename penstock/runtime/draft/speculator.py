@@ -47,7 +47,7 @@ class Speculator:
 
     def is_due(self, num_sequences: int) -> bool:
         """Drafters are asked before the next step: guesses pay, or finding out whether they do costs little."""
-        is_known = self._knows_plain(num_sequences)
+        is_known = self.cost.is_fresh(num_sequences)
         plain_s = self.cost.at_most(num_sequences) if is_known else 0.0
         return self._exploration.is_due(plain_s, is_free=self._length is not None or not is_known)
 
@@ -141,7 +141,7 @@ class Speculator:
         pins = [self._length if view.pinned is None else view.pinned for view in views]
         if None not in pins:
             return [min(pin or 0, room) for pin, room in zip(pins, rooms)]
-        if not any(rooms) or not self._knows_plain(num_sequences):
+        if not any(rooms) or not self.cost.is_fresh(num_sequences):
             free = [0] * len(views)
         else:
             chances = [
@@ -159,7 +159,3 @@ class Speculator:
             return plain_s if width == num_sequences else cost(width) if width <= reach else inf
 
         return seconds
-
-    def _knows_plain(self, num_sequences: int) -> bool:
-        """The time of a step without drafts was measured lately: what pays is judged against it."""
-        return self.cost.is_fresh(num_sequences)

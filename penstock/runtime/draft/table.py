@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from penstock.runtime.draft.acceptance import MADE
 from penstock.runtime.draft.drafter import Drafter
 from penstock.runtime.draft.ngram import NgramDrafter
 from penstock.runtime.draft.prediction import PredictionDrafter
@@ -12,11 +13,8 @@ DRAFTERS: dict[str, tuple[Callable[[], Drafter], ...]] = {
     "prediction": (PredictionDrafter,),
     "ngram": (PredictionDrafter, NgramDrafter),
     "suffix": (PredictionDrafter, NgramDrafter, SuffixDrafter),
-    "model": (PredictionDrafter,),
-    "medusa": (PredictionDrafter,),
-    "eagle": (PredictionDrafter,),
-    "mtp": (PredictionDrafter,),
     "auto": (PredictionDrafter, NgramDrafter, SuffixDrafter),
+    **dict.fromkeys(MADE, (PredictionDrafter,)),
 }
 """`suffix` looks for the longest end of the text that was seen before, in the request as well as in the last answers."""
 

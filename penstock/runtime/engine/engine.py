@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor
 from queue import Empty
-from typing import NamedTuple
 
 from penstock.errors import EngineError, RankLostError, StepInterruptedError
 from penstock.runtime.core.batch import Batch, Delta
@@ -32,14 +31,6 @@ from penstock.runtime.engine.peers.exchange import PeerExchange
 from penstock.runtime.engine.step_log import StepLog
 from penstock.runtime.engine.tiers.sessions import CacheAnswer, CacheOrder
 from penstock.runtime.engine.tiers.tiers import KVTiers
-
-
-class Heartbeat(NamedTuple):
-    """Proof of life: a watcher compares two of them."""
-
-    num_loops: int
-    num_steps: int
-    time_s: float
 
 
 class Engine:
@@ -70,9 +61,11 @@ class Engine:
         """Other engines, which fetch blocks of this one and have some of its prompts."""
         self.num_steps = 0
         """Steps launched so far."""
-        self._num_loops = 0
-        self._turn_s = clock()
-        self._runner = runner
+        self.num_loops = 0
+        """Turns of the loop so far: proof of life."""
+        self.turn_s = clock()
+        """When the last of them began."""
+        self.runner = runner
         self._interruptible = runner if isinstance(runner, InterruptibleRunner) else None
         self._has_interrupted = False
         """Since the last turn of the loop."""
@@ -93,7 +86,7 @@ class Engine:
         if peers is not None:
             peers.open(self._inbox.put)
             if tiers is not None:
-                peers.before_write = tiers.copy_out_now
+                peers.arrivals.before_write = tiers.departures.copy_out_now
         self._listen(on_step, step_size)
         self._launched: deque[tuple[Batch, Ticket, float]] = deque()
         """With the time of each launch."""
@@ -115,14 +108,6 @@ class Engine:
         notes += [] if self.peers is None else [self.peers.remote.rates.note_step]
         if notes:
             self.listeners.add(StepDurations(*notes))
-
-    @property
-    def runner(self) -> Runner:
-        return self._runner
-
-    @property
-    def heartbeat(self) -> Heartbeat:
-        return Heartbeat(self._num_loops, self.num_steps, self._turn_s)
 
     @property
     def has_work(self) -> bool:
@@ -189,8 +174,8 @@ class Engine:
 
     def step(self) -> tuple[Delta, ...]:
         """Read the inbox, launch a step if there is one, and collect the oldest if it is due."""
-        now = self._turn_s = self._clock()
-        self._num_loops += 1
+        now = self.turn_s = self._clock()
+        self.num_loops += 1
         listeners = self.listeners
         for turned in listeners.turned:
             turned(now)
@@ -216,7 +201,7 @@ class Engine:
             self.num_steps += 1
             if self.tiers is not None:
                 are_sound = not any(isinstance(ticket, NotLaunched) for _, ticket, _ in self._launched)
-                self.tiers.copy_out(batch.step, are_sound=are_sound)
+                self.tiers.departures.copy_out(batch.step, are_sound=are_sound)
             if self._interruptible is not None:
                 self._interruptible.yields = scheduler.yields
             self._launched.append((batch, self._launch(batch), launched_s))
@@ -286,7 +271,7 @@ class Engine:
 
     def _run(self, batch: Batch) -> Ticket:
         masks = self.proposer.masks(batch)
-        return self._runner.launch(batch) if masks is None else self._runner.launch(batch, masks)
+        return self.runner.launch(batch) if masks is None else self.runner.launch(batch, masks)
 
     def _collect(self) -> tuple[Delta, ...]:
         """Wait for the oldest step. If it failed, find the sequence at fault; results of the others stand."""
@@ -320,7 +305,7 @@ class Engine:
             output = self._recovery.recover(batch, self.scheduler.flights.live(batch), error, self._run)
         now = self._clock()
         for landed in listeners.landed:
-            landed(batch, output, self._turn_s, now)
+            landed(batch, output, self.turn_s, now)
         deltas = self.proposer.follow(self.scheduler.commit(batch, output, now))
         for again in later:
             self._launched.append((again, self._launch(again, self.scheduler.flights.live(again)), now))

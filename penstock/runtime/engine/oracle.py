@@ -2,7 +2,7 @@
 
 Each KV position holds a digest of its token, its place and the digest before it; the next token is a function of all
 digests *read back through the block table*. So any wrong block, stale content, lost copy, mixed-up row or doubled token
-changes the answer, and the right answer is a pure function of prompt, seed and choice: `expected_tokens`.
+changes the answer, and the right answer is a pure function of prompt, seed and choice.
 
 Further kinds of cache are arithmetic too: a window's positions hold digests that only the window reads, and a state is a digest
 of all tokens so far, read from one slot and written to another.
@@ -16,7 +16,6 @@ from penstock.runtime.core.kinds.groups import PLAIN, BlockGroup, CacheGroups
 from penstock.runtime.core.kinds.states import NO_STATE
 from penstock.runtime.core.request import SamplingParams
 from penstock.runtime.core.runner import Masks
-from penstock.runtime.engine.scripted import Done
 
 _MASK = 2**64 - 1
 EMPTY = 0x5EED
@@ -53,30 +52,6 @@ def next_state(state: int, token_id: int, position: int) -> int:
 def in_sight(group: BlockGroup, num_positions: int) -> range:
     """Positions that the last of so many reads."""
     return range(0 if group.window is None else max(num_positions - group.window, 0), num_positions)
-
-
-def expected_tokens(
-    prompt: tuple[int, ...],
-    params: SamplingParams,
-    choice: int,
-    num_tokens: int,
-    vocab_size: int,
-    groups: CacheGroups = PLAIN,
-) -> list[int]:
-    """The answer, computed with neither cache nor scheduler."""
-    digests: list[int] = []
-    tokens = list(prompt)
-    state = EMPTY
-    while True:
-        for position in range(len(digests), len(tokens)):
-            digests.append(digest(tokens[position], position, digests[-1] if digests else EMPTY))
-            state = next_state(state, tokens[position], position)
-        if len(tokens) == len(prompt) + num_tokens:
-            return tokens[len(prompt) :]
-        seen = [digests[position] for position in in_sight(groups.first, len(tokens))]
-        for number, group in enumerate(groups.others, 1):
-            seen += [windowed(tokens[position], position, number) for position in in_sight(group, len(tokens))]
-        tokens.append(draw(seen + [state] * bool(groups.num_states), params, choice, vocab_size))
 
 
 @dataclass(slots=True)
@@ -127,7 +102,7 @@ class OracleRunner:
             places = range(0, len(content), DIGEST_BYTES)
             self._digests[block][:] = [int.from_bytes(content[at : at + DIGEST_BYTES], "little") for at in places]
 
-    def launch(self, batch: Batch, masks: Masks | None = None) -> Done:
+    def launch(self, batch: Batch, masks: Masks | None = None) -> StepOutput:
         self._allowed = {} if masks is None else self._unpacked(masks, batch)
         for source, target in batch.copies:
             self._digests[target][:] = self._digests[source]
@@ -138,7 +113,7 @@ class OracleRunner:
             tokens.append(drawn)
             last = chunk.end - chunk.num_drafts + len(drawn) - 1
             drafts.append(self._guess(row, last) if drawn and self._num_drafts else ())
-        return Done(StepOutput(tuple(tokens), tuple(drafts) if self._num_drafts else ()))
+        return StepOutput(tuple(tokens), tuple(drafts) if self._num_drafts else ())
 
     def _place(self, chunk: Chunk) -> OracleRow:
         if chunk.arrival is not None:

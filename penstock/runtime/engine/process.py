@@ -78,11 +78,11 @@ def run_engine(make: Callable[[OnPhase], Machine], folder: Path, start_s: float 
         machine = make(_phase_reporter(reports, time.monotonic() if start_s is None else start_s))
         gc.freeze()  # later collections need not search all that in the middle of a step
         gc.enable()
-        post.observer = Observer(machine.engine, time.monotonic)
-        post.feed = BlockFeed(machine.engine.scheduler.pool)
-        post.engine = machine.engine
+        observer = Observer(machine.engine, time.monotonic)
+        feed = BlockFeed(machine.engine.scheduler.pool)
+        post.served = machine.engine, observer, feed
         reports.send(encode(Ready(machine.facts)))
-        _turn(machine, post, reports)
+        _turn(machine, post, observer, feed, reports)
         if machine.close is not None:
             machine.close()
     except PenstockError as error:
@@ -102,9 +102,8 @@ class Post(threading.Thread):
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], folder: Path) -> None:
         super().__init__(name="post", daemon=True)
-        self.engine: Engine | None = None
-        self.observer: Observer | None = None
-        self.feed: BlockFeed | None = None
+        self.served: tuple[Engine, Observer, BlockFeed] | None = None
+        """Where commands go, once the machine is made."""
         self.errands: SimpleQueue[EmbedPrompts] = SimpleQueue()
         """Work that is not a request: done between steps."""
         self.is_stopping = False
@@ -137,8 +136,10 @@ class Post(threading.Thread):
                 beats.send(encode(self._beat()))
 
     def _beat(self) -> Beat:
-        engine = self.engine
-        return Beat(0, False) if engine is None else Beat(engine.heartbeat.num_loops, engine.has_work)
+        if self.served is None:
+            return Beat(0, False)
+        engine, _, _ = self.served
+        return Beat(engine.num_loops, engine.has_work)
 
     def _read(self) -> None:
         while True:
@@ -149,10 +150,10 @@ class Post(threading.Thread):
             except PenstockError as error:
                 LOGGER.warning("%s; it is dropped", error)
                 continue
-            if self.engine is not None:
-                self._hand_over(command, self.engine)
+            if self.served is not None:
+                self._hand_over(command, *self.served)
 
-    def _hand_over(self, command: object, engine: Engine) -> None:
+    def _hand_over(self, command: object, engine: Engine, observer: Observer, feed: BlockFeed) -> None:
         match command:
             case Submit(request):
                 engine.submit(request)
@@ -164,25 +165,23 @@ class Post(threading.Thread):
             case OrderAdapter(order) | OrderCache(order):
                 engine.order(order)
             case LookCommand(seconds):
-                if self.observer is not None:
-                    self.observer.look(seconds)
+                observer.look(seconds)
                 engine.cancel(WAKE)
             case FollowBlocks():
-                if self.feed is not None:
-                    self.feed.follow()
+                feed.follow()
                 engine.cancel(WAKE)
             case Stop():
                 self.is_stopping = True
                 engine.cancel(WAKE)
 
 
-def _turn(machine: Machine, post: Post, reports: "zmq.Socket[bytes]") -> None:
+def _turn(machine: Machine, post: Post, observer: Observer, feed: BlockFeed, reports: "zmq.Socket[bytes]") -> None:
     """The loop. A turn that computed nothing sleeps until something is handed over or comes due."""
     engine = machine.engine
     while not post.is_stopping:
         _run_errands(machine, post, reports)
-        idle_s = _show(post.observer, reports)
-        if _step(engine, post.feed, reports):
+        idle_s = _show(observer, reports)
+        if _step(engine, feed, reports):
             continue
         if not engine.has_work:
             engine.wait(idle_s)
@@ -191,24 +190,15 @@ def _turn(machine: Machine, post: Post, reports: "zmq.Socket[bytes]") -> None:
             engine.wait(idle_s if wake_s is None else min(max(wake_s - time.monotonic(), 0.0), idle_s))
 
 
-def _show(observer: Observer | None, reports: "zmq.Socket[bytes]") -> float:
-    """Send a view to the observer, if there is one; returns how long an idle loop may sleep."""
-    if observer is None:
-        return IDLE_S
+def _show(observer: Observer, reports: "zmq.Socket[bytes]") -> float:
+    """Send a view, if it is time for one; returns how long an idle loop may sleep."""
     view = observer.view()
     if view is not None:
         reports.send(encode(Seen(view)))
     return PERIOD_S if observer.is_watched(time.monotonic()) else IDLE_S
 
 
-def _tell_blocks(feed: BlockFeed | None, reports: "zmq.Socket[bytes]") -> None:
-    """Send a follower what was published to the prefix cache and what was removed."""
-    news = None if feed is None else feed.news()
-    if news is not None:
-        reports.send(encode(BlocksChanged(*news)))
-
-
-def _step(engine: Engine, feed: BlockFeed | None, reports: "zmq.Socket[bytes]") -> bool:
+def _step(engine: Engine, feed: BlockFeed, reports: "zmq.Socket[bytes]") -> bool:
     """Turn the engine once and send the results; False if there were none.
 
     The deltas are dropped here, while they are still in the processor's caches: after the next step they would have to be
@@ -216,7 +206,9 @@ def _step(engine: Engine, feed: BlockFeed | None, reports: "zmq.Socket[bytes]") 
     """
     num_steps = engine.num_steps
     deltas = engine.step()
-    _tell_blocks(feed, reports)
+    news = feed.news()
+    if news is not None:
+        reports.send(encode(BlocksChanged(*news)))
     answers = () if engine.adapters is None else engine.adapters.answers()
     if answers:
         reports.send(encode(Ordered(answers)))

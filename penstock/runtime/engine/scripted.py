@@ -7,19 +7,6 @@ from penstock.runtime.core.batch import Batch, Chunk, StepOutput
 from penstock.runtime.core.runner import Masks
 
 
-@dataclass(frozen=True, slots=True)
-class Done:
-    """A ticket whose result is already there."""
-
-    output: StepOutput
-
-    def draw(self) -> None:
-        """All is drawn."""
-
-    def result(self) -> StepOutput:
-        return self.output
-
-
 @dataclass(slots=True)
 class ScriptedRunner:
     """Draws `script(row, position)` after each sampling chunk; remembers every batch if asked."""
@@ -28,12 +15,12 @@ class ScriptedRunner:
     on_launch: Callable[[Batch], None] | None = None
     batches: list[Batch] | None = field(default=None)
 
-    def launch(self, batch: Batch, masks: Masks | None = None) -> Done:
+    def launch(self, batch: Batch, masks: Masks | None = None) -> StepOutput:
         if self.batches is not None:
             self.batches.append(batch)
         if self.on_launch is not None:
             self.on_launch(batch)
-        return Done(StepOutput(tuple(self._draw(chunk) for chunk in batch.chunks)))
+        return StepOutput(tuple(self._draw(chunk) for chunk in batch.chunks))
 
     def _draw(self, chunk: Chunk) -> tuple[int, ...]:
         return (self.script(chunk.row, chunk.end),) if chunk.samples else ()

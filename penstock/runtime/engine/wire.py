@@ -3,6 +3,8 @@
 Nothing that can run code is ever read from a socket. A frame that does not fit its type is an error of the sender.
 """
 
+from typing import TypeVar
+
 import msgspec
 
 from penstock.config import EngineConfig
@@ -18,6 +20,7 @@ from penstock.runtime.engine.peers.counts import TransferCounts
 from penstock.runtime.engine.tiers.news import TierCounts
 from penstock.runtime.engine.tiers.sessions import CacheAnswer, CacheOrder
 
+T = TypeVar("T")
 MAX_FRAME_BYTES = 64 << 20
 UNREADABLE = (msgspec.MsgspecError, RequestError, ValueError, RecursionError)
 
@@ -167,18 +170,15 @@ def encode(message: Command | Report) -> bytes:
 
 
 def decode_command(frame: bytes) -> Command:
-    try:
-        return _command_decoder.decode(frame)
-    except UNREADABLE as error:
-        raise _malformed(error) from error
+    return _decoded(_command_decoder, frame)
 
 
 def decode_report(frame: bytes) -> Report:
+    return _decoded(_report_decoder, frame)
+
+
+def _decoded(decoder: "msgspec.msgpack.Decoder[T]", frame: bytes) -> T:
     try:
-        return _report_decoder.decode(frame)
+        return decoder.decode(frame)
     except UNREADABLE as error:
-        raise _malformed(error) from error
-
-
-def _malformed(error: Exception) -> EngineError:
-    return EngineError(f"a frame between server and engine is malformed: {type(error).__name__}")
+        raise EngineError(f"a frame between server and engine is malformed: {type(error).__name__}") from error

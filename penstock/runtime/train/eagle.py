@@ -99,7 +99,7 @@ def attend(queries: Tensor, kept: list[KeysValues]) -> Tensor:
     scale = keys.shape[-1] ** -0.5
     is_hidden = torch.ones((length, length), dtype=torch.bool, device=keys.device).triu(1 - num_ahead)
     scores = (queries @ keys.transpose(2, 3) * scale).masked_fill(is_hidden, -math.inf)
-    own = [(_later(k, num_ahead - e), _later(v, num_ahead - e)) for e, (k, v) in enumerate(kept[1:], 1)]
+    own = [(shifted(k, num_ahead - e), shifted(v, num_ahead - e)) for e, (k, v) in enumerate(kept[1:], 1)]
     scores = torch.cat([scores, *((queries * k).sum(-1, keepdim=True) * scale for k, _ in own)], -1)
     chances = scores.softmax(-1)
     attended = chances[..., :length] @ values
@@ -108,6 +108,6 @@ def attend(queries: Tensor, kept: list[KeysValues]) -> Tensor:
     return attended.transpose(1, 2).flatten(2)
 
 
-def _later(x: Tensor, count: int) -> Tensor:
-    """Shifted along positions: entry i is the former entry i - count."""
-    return functional.pad(x[:, :, : x.shape[2] - count], (0, 0, count, 0)) if count else x
+def shifted(x: Tensor, count: int) -> Tensor:
+    """[..., n, numbers] along positions: entry i is the former entry i - count."""
+    return functional.pad(x[..., : x.shape[-2] - count, :], (0, 0, count, 0)) if count else x

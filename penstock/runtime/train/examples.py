@@ -74,10 +74,8 @@ def _integers(raw: RawTensor) -> Tensor:
 
 def split(examples: Sequence[Example]) -> tuple[list[Example], list[Example]]:
     """Examples to learn from, and examples held out."""
-    held_out = [example for number, example in enumerate(examples) if number % HELD_OUT_EVERY == HELD_OUT_EVERY - 1]
-    return [
-        example for number, example in enumerate(examples) if number % HELD_OUT_EVERY != HELD_OUT_EVERY - 1
-    ], held_out
+    learned = [example for number, example in enumerate(examples, 1) if number % HELD_OUT_EVERY]
+    return learned, list(examples[HELD_OUT_EVERY - 1 :: HELD_OUT_EVERY])
 
 
 def draft_vocabulary(examples: Sequence[Example], size: int, vocab_size: int) -> Tensor:

@@ -26,8 +26,5 @@ def write_heads(folder: Path, tensors: Mapping[str, Tensor], token_ids: Tensor, 
     named = {name: tensor.detach().to("cpu", torch.float16).numpy() for name, tensor in tensors.items()}
     offsets = (token_ids.cpu() - torch.arange(len(token_ids))).numpy()
     write_safetensors(folder / "model.safetensors", {**named, "d2t": offsets})
-    write_config(folder, {**config, "draft_vocab_size": len(token_ids)})
-
-
-def write_config(folder: Path, config: Mapping[str, Any]) -> None:
-    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
+    whole = {**config, "draft_vocab_size": len(token_ids)}
+    (folder / "config.json").write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")

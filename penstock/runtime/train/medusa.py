@@ -3,6 +3,7 @@
 from torch import Tensor, nn
 from torch.nn import functional
 
+from penstock.runtime.train.eagle import shifted
 from penstock.runtime.train.examples import Padded
 
 
@@ -19,7 +20,8 @@ class MedusaModule(nn.Module):
         guesses of an entry are of one position, as with a head that predicts step by step."""
         states = texts.states[:, :-1]
         return [
-            _later(states + functional.silu(block(states)), number) for number, block in enumerate(self.linears[:depth])
+            shifted(states + functional.silu(block(states)), number)
+            for number, block in enumerate(self.linears[:depth])
         ]
 
     def named_tensors(self) -> dict[str, Tensor]:
@@ -27,7 +29,3 @@ class MedusaModule(nn.Module):
         for number, block in enumerate(self.linears):
             named |= {f"{number}.0.linear.weight": block.weight, f"{number}.0.linear.bias": block.bias}
         return named
-
-
-def _later(x: Tensor, count: int) -> Tensor:
-    return functional.pad(x[:, : x.shape[1] - count], (0, 0, count, 0)) if count else x

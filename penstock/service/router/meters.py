@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from penstock.metrics.exposition import (
     DURATION_BUCKETS,
-    LATENCY_BUCKETS,
+    TTFT_BUCKETS,
     Buckets,
     Counter,
     Gauge,
@@ -60,7 +60,7 @@ class RouterMeters:
         self.chosen_s = Buckets(
             "penstock_router_overhead_seconds", "From a whole request to its sending", OVERHEAD_BUCKETS
         )
-        self.first_byte_s = Buckets("penstock_router_first_byte_seconds", "Seconds to the first byte", LATENCY_BUCKETS)
+        self.first_byte_s = Buckets("penstock_router_first_byte_seconds", "Seconds to the first byte", TTFT_BUCKETS)
         self.request_s = Buckets("penstock_router_request_seconds", "Seconds a request takes", DURATION_BUCKETS)
 
     def render(self, more: list[Metric]) -> str:

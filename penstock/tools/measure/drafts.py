@@ -29,7 +29,7 @@ def measure_drafts(
         raise ConfigError("the engine does not speculate; choose --speculate auto")
     step_s = step_costs(engine, token_ids)
     drafters: dict[str, Sequence[Drafter]] = {"ngram": [NgramDrafter()], "suffix": [NgramDrafter(), SuffixDrafter()]}
-    drafters |= {drafter.name: [drafter] for drafter in proposals.drafters if drafter.name == "model"}
+    drafters |= {drafter.name: [drafter] for drafter in proposals.speculator.drafters if drafter.name == "model"}
     drafters |= {name: [drafter] for name, drafter in (others or {}).items()}
     num_prompt = len(token_ids) // 4
     return {name: try_drafts(each, token_ids, num_prompt, step_s) for name, each in drafters.items()}
@@ -51,4 +51,4 @@ def step_costs(engine: Engine, token_ids: Sequence[int]) -> StepCost:
         engine.cancel(2**40 + number)
         while engine.has_work:
             engine.step()
-    return proposals.cost
+    return proposals.speculator.cost

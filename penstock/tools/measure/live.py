@@ -85,7 +85,7 @@ def serve_live(engine: Engine, workload: Workload, between: Callable[[], None] |
     handed_over: list[int] = []
     pauses: list[tuple[int, float]] = []
     first_turn_s: float | None = None
-    first_step = engine.heartbeat.num_steps
+    first_step = engine.num_steps
     begin_s = time.monotonic()
     while coming.next_s is not None or engine.has_work:
         now = time.monotonic() - begin_s
@@ -94,21 +94,21 @@ def serve_live(engine: Engine, workload: Workload, between: Callable[[], None] |
             engine.submit(request)
             handed_over.append(request.request_id)
         if engine.has_work:
-            num_steps = engine.heartbeat.num_steps
+            num_steps = engine.num_steps
             deltas = engine.step()
             now = time.monotonic() - begin_s
             timelines.observe(deltas, now)
             coming.observe(deltas, now)
-            turn_s = engine.heartbeat.time_s - begin_s
+            turn_s = engine.turn_s - begin_s
             first_turn_s = turn_s if first_turn_s is None else first_turn_s
             taken_s.update(dict.fromkeys(handed_over, turn_s - first_turn_s))
             handed_over.clear()
-            if deltas or engine.heartbeat.num_steps != num_steps:
+            if deltas or engine.num_steps != num_steps:
                 continue
         elif between is not None:
             rest_s = time.monotonic()
             between()
-            pauses.append((engine.heartbeat.num_steps - first_step, time.monotonic() - rest_s))
+            pauses.append((engine.num_steps - first_step, time.monotonic() - rest_s))
             begin_s += pauses[-1][1]
         _sleep(engine, None if coming.next_s is None else coming.next_s + begin_s)
     return Served(timelines, time.monotonic() - begin_s, taken_s, first_turn_s or 0.0, pauses)

@@ -8,17 +8,17 @@ import time
 from collections.abc import Callable, Iterator
 from random import Random
 
-from penstock.runtime.core.batch import Batch, Delta
+from penstock.runtime.core.batch import Batch, Delta, StepOutput
 from penstock.runtime.core.limits import Limits
 from penstock.runtime.core.request import Request, SamplingParams
 from penstock.runtime.core.runner import Masks
 from penstock.runtime.core.scheduler import Scheduler
 from penstock.runtime.engine.engine import Engine
-from penstock.runtime.engine.oracle import OracleRunner, expected_tokens
+from penstock.runtime.engine.oracle import OracleRunner
 from penstock.runtime.engine.peers.exchange import PeerExchange
 from penstock.runtime.engine.peers.remote import Peer
-from penstock.runtime.engine.scripted import Done
 from penstock.runtime.engine.tiers.record import format_digest
+from tests.engine.answers import expected_tokens
 from tests.engine.tiers.test_state_machine import SlowCopies
 from tests.machine import PATIENCE_S
 
@@ -42,7 +42,7 @@ class Gated(OracleRunner):
     def hold(self) -> None:
         self.tickets = threading.Semaphore(0)
 
-    def launch(self, batch: Batch, masks: Masks | None = None) -> Done:
+    def launch(self, batch: Batch, masks: Masks | None = None) -> StepOutput:
         self.is_held = True
         assert self.tickets.acquire(timeout=PATIENCE_S)
         self.is_held = False

@@ -45,6 +45,16 @@ def test_a_prompt_computed_elsewhere_gives_the_same_answer(pair: tuple[Turning, 
         engine.engine.check()
 
 
+def test_blocks_that_another_request_has_brought_meanwhile_are_held_by_nobody(pair: tuple[Turning, Turning]) -> None:
+    prefill, decode = pair
+    asked = prompt(3, 200)
+    prefill.ask(asked, 1)
+    for request_id in [decode.submit(asked, peer=prefill.peer()) for _ in range(4)]:
+        assert decode.answer(request_id) == expected(asked)
+    assert not decode.engine.scheduler.pool.num_arriving
+    decode.engine.check()
+
+
 def test_what_a_peer_computed_was_in_no_cache_and_what_it_had_was(pair: tuple[Turning, Turning]) -> None:
     prefill, decode = pair
     for computes in (True, False):

@@ -190,7 +190,8 @@ def test_a_canary_reads_no_more_of_a_long_load_than_of_a_short_one() -> None:
         return read(blocks)
 
     before = served.tiers.counts
-    only = SimpleNamespace(read_blocks=counting, write_blocks=served.runner.write_blocks)
+    runner = served.runner
+    only = SimpleNamespace(read_blocks=counting, write_blocks=runner.write_blocks, block_bytes=runner.block_bytes)
     served.tiers._arrivals._runner = only  # type: ignore[assignment]
     served.ask(make_request(9, prompt(1, 150)))
     served.check()

@@ -202,7 +202,7 @@ class ServingTiers(Serving):
             self.assert_writes_are_private(batch, contents)
             written = {block for own in self.writes[batch.step] for block in own}
             assert not written & self.scheduler.pool.leaving, "taken before its copy was over"
-            self.tiers.copy_out(batch.step)
+            self.tiers.departures.copy_out(batch.step)
             self.flying.append((batch, self.runner.launch(batch).result()))
 
     @precondition(lambda self: self.flying)

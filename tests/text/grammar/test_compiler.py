@@ -12,6 +12,7 @@ from penstock.runtime.files import open_files
 from penstock.runtime.text.grammar import compiler as module
 from penstock.runtime.text.grammar.compiler import GrammarCompiler
 from penstock.runtime.text.grammar.kinds import KINDS
+from penstock.runtime.text.grammar.vocabulary import whole_vocabulary
 from tests.real import DEFAULT, GEMMA, RANDOM_LLAMA, model_path
 from tests.text.grammar.schemas import make_schema
 from tests.text.grammar.walk import allowed, compiler, tokenizer, write
@@ -49,7 +50,7 @@ def test_what_is_written_under_a_schema_is_an_instance_of_it() -> None:
 def test_tokens_of_a_forced_text_are_that_text_and_no_more(model: str) -> None:
     """Vocabularies that put a space before every text are no exception."""
     words = open_files(str(model_path(model))).tokenizer
-    grammars = GrammarCompiler.for_model(words, words.vocab_size)
+    grammars = GrammarCompiler(lambda: whole_vocabulary(words, words.vocab_size))
     for text in ("}", '{"name": "', "x", " x", "é", "日本", "a\n\nb", "0"):
         forced = grammars.compile("choice", json.dumps([text])).forced()
         assert b"".join(map(words.token_bytes, forced)) == text.encode()

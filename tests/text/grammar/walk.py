@@ -6,6 +6,7 @@ from functools import cache
 from penstock.runtime.files import open_files
 from penstock.runtime.text.grammar.compiler import GrammarCompiler
 from penstock.runtime.text.grammar.matcher import GrammarMatcher
+from penstock.runtime.text.grammar.vocabulary import whole_vocabulary
 from penstock.runtime.text.tokenizer.tokenizer import Tokenizer
 from tests.real import DEFAULT, model_path
 
@@ -21,7 +22,7 @@ def tokenizer() -> Tokenizer:
 
 @cache
 def compiler() -> GrammarCompiler:
-    return GrammarCompiler.for_model(tokenizer(), tokenizer().vocab_size)
+    return GrammarCompiler(lambda: whole_vocabulary(tokenizer(), tokenizer().vocab_size))
 
 
 @cache
@@ -35,9 +36,10 @@ def closing_ids() -> frozenset[int]:
 
 def allowed(matcher: GrammarMatcher, drafts: tuple[int, ...] = ()) -> list[list[int]]:
     """Token ids that may be drawn: as the matcher stands, and after each draft."""
-    width = compiler().num_words * 4
+    num_words = -(-tokenizer().vocab_size // 32)
+    width = num_words * 4
     bits = bytearray(width * (1 + len(drafts)))
-    compiler().fill([(matcher, drafts)], memoryview(bits), compiler().num_words)
+    compiler().fill([(matcher, drafts)], memoryview(bits), num_words)
     return [_ids(bits[row * width : (row + 1) * width]) for row in range(1 + len(drafts))]
 
 

@@ -45,13 +45,13 @@ def test_words_are_free_until_a_call_is_opened_and_then_held(format: str) -> Non
     words = tokenizer().encode(row.speech + "Some words, [1] {2} <3>: nothing is called.", special=False)
     free = compiler().compile(kind, source)
     free.advance(words)
-    assert free.is_complete
+    assert free.native.is_accepting()
     assert not free.fault
     held = compiler().compile(kind, source)
     opening = (row.opens + row.pad) if row.opens else row.list_opens or '{"'
     before = "Well: " if row.opens and not row.speech else ""
     held.advance(tokenizer().encode(before + opening, special=False))
-    assert not held.is_complete, "a call that is opened must be written"
+    assert not held.native.is_accepting(), "a call that is opened must be written"
     drawn = write(held, 5, 200)
     if drawn is not None:
         text = opening + tokenizer().decode(drawn, skip_special=False, at_start=False)

@@ -10,11 +10,9 @@ class BlockGroup(NamedTuple):
     """Positions that a query reads, its own included; None reads all. Blocks behind the window are freed."""
     width: int = 1
     """Block ids that a block of this group takes: all groups take theirs from one pool, so one may need several."""
-    num_sinks: int = 0
-    """First blocks that are read for ever, whatever the window (StreamingLLM)."""
 
     def first_read(self, position: int, block_size: int) -> int:
-        """The first block, sinks apart, that the query at a position reads."""
+        """The first block that the query at a position reads."""
         return 0 if self.window is None else max(position - self.window + 1, 0) // block_size
 
     def most_blocks(self, num_tokens: int, block_size: int, ahead: int) -> int:
@@ -22,7 +20,7 @@ class BlockGroup(NamedTuple):
         num_all = -(-num_tokens // block_size)
         if self.window is None:
             return num_all
-        return min(num_all, self.num_sinks + (self.window + ahead) // block_size + MARGIN_BLOCKS)
+        return min(num_all, (self.window + ahead) // block_size + MARGIN_BLOCKS)
 
 
 MARGIN_BLOCKS = 3

@@ -120,7 +120,8 @@ class GroupedPool(BlockPool):
         if sum(growth.num_ids for growth in growths) + spare * self.groups.width > self.num_available + num_freed:
             return False
         for growth in growths:
-            self._drop_head(growth)
+            self._let_go(_head(growth))
+            growth.held.first = max(growth.held.first, growth.drop)
         for growth in growths:
             self._grow(growth)
         return True
@@ -148,10 +149,7 @@ class GroupedPool(BlockPool):
         if not self._caching:
             return
         before = holding.num_published
-        if self.groups.first.window is None:
-            super().publish(holding, num_tokens)
-        else:
-            self._publish_windowed(holding, num_tokens // self.block_size)
+        super().publish(holding, num_tokens)
         if holding.others:
             for number, content in self._chain(holding, before):
                 if self._is_published(content):
@@ -181,10 +179,6 @@ class GroupedPool(BlockPool):
         if isinstance(holding.state, StateHolding) and holding.state.pending:
             self._states.publish(holding.state, partial(self._published_after, holding))
 
-    def adopt(self, holding: Holding, spare: int = 0) -> int:
-        """States and windows do not come from elsewhere: their blocks would have to come too."""
-        return 0
-
     def retract(self, holding: Holding, first: int) -> set[int]:
         for _, content in self._chain(holding, first):
             content.is_lost = True
@@ -213,11 +207,6 @@ class GroupedPool(BlockPool):
         for blocks in match.others:
             super().pin(match._replace(blocks=blocks), until_s)
 
-    def unpin(self, match: Match) -> None:
-        super().unpin(match)
-        for blocks in match.others:
-            super().unpin(match._replace(blocks=blocks))
-
     # Reserving
 
     def _held(self, holding: Holding) -> list[tuple[Held, BlockGroup]]:
@@ -242,7 +231,7 @@ class GroupedPool(BlockPool):
             growths.append(self._growth(held, group, num_matched, reach, num_cached))
         found = (match.blocks, *match.others) if num_matched else ((),) * len(growths)
         held_ids = {
-            block for blocks, growth in zip(found, growths) for block in _read(blocks, growth.drop, growth.group)
+            block for blocks, growth in zip(found, growths) for block in blocks[growth.drop * growth.group.width :]
         }
         num_idle = sum(1 for block in held_ids if block in self._cached)
         num_needed = sum(growth.num_ids for growth in growths) + spare * self.groups.width
@@ -281,20 +270,6 @@ class GroupedPool(BlockPool):
         """Ids that become available when a group's head is dropped."""
         references, pins = self._references, self._pins
         return sum(1 for block in _head(growth) if references[block] == 1 and block not in pins)
-
-    def _drop_head(self, growth: Growth) -> None:
-        self._let_go(_head(growth))
-        growth.held.first = max(growth.held.first, growth.drop)
-
-    def _let_go(self, blocks: Iterable[int]) -> None:
-        idle = []
-        for block in blocks:
-            self._references[block] -= 1
-            if self._references[block]:
-                self.num_shared -= 1
-            else:
-                idle.append(block)
-        self._rest(idle)
 
     # Prefixes
 
@@ -350,28 +325,6 @@ class GroupedPool(BlockPool):
     def _is_published(self, content: Content) -> bool:
         block = self._index.get(content.hash)
         return block is not None and self._contents[block] is content
-
-    def _publish_windowed(self, holding: Holding, num_full: int) -> None:
-        """As the plain pool; blocks that the window has left are links of the chain and nothing more."""
-        self._extend_hashes(holding, num_full)
-        parent: Content | Namespace = holding.tail or holding.namespace
-        for number in range(holding.num_published, num_full):
-            own, hash_ = self._tokens_of(holding, number, number + 1), holding.hashes[number]
-            present = self._index.get(hash_)
-            content = None if present is None else self._contents[present]
-            if present is not None and content is not None:
-                if content.continues(parent, own):
-                    parent = holding.tail = content
-                    continue
-                self._forget(present)
-            parent = holding.tail = content = Checkpointed(hash_, own, parent)
-            if number >= holding.first:
-                block = holding.blocks[number]
-                self._contents[block] = content
-                self._index[hash_] = block
-                for listener in self._listeners:
-                    listener.published(hash_, holding.hashes[number - 1] if number else holding.namespace.hash, own)
-        holding.num_published = max(holding.num_published, num_full)
 
     def _chain(self, holding: Holding, first: int) -> Iterator[tuple[int, Checkpointed]]:
         """Numbers and contents of its published blocks, from the last back to `first`."""
@@ -429,19 +382,13 @@ class GroupedPool(BlockPool):
 
 def _ids(held: Held, group: BlockGroup) -> list[int]:
     """Ids that a holder still has of a group, in the order of positions."""
-    sinks = min(group.num_sinks, held.first)
-    return [*held.blocks[: sinks * group.width], *held.blocks[held.first * group.width :]]
-
-
-def _read(blocks: tuple[int, ...], low: int, group: BlockGroup) -> tuple[int, ...]:
-    return blocks[low * group.width :]
+    return held.blocks[held.first * group.width :]
 
 
 def _head(growth: Growth) -> list[int]:
     """Ids that are dropped before a group grows."""
-    held, group, drop = growth.held, growth.group, growth.drop
-    begin = max(held.first, group.num_sinks)
-    return held.blocks[begin * group.width : max(drop, begin) * group.width]
+    begin, width = growth.held.first, growth.group.width
+    return growth.held.blocks[begin * width : max(growth.drop, begin) * width]
 
 
 def make_pool(limits: Limits) -> BlockPool:

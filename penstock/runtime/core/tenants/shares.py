@@ -9,6 +9,7 @@ of its prompts a tenant may compute.
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from operator import attrgetter
 
 from penstock.runtime.core.roster import Roster
 from penstock.runtime.core.sequence import Sequence
@@ -96,7 +97,7 @@ def fill(budget: int, wants: Mapping[str, int]) -> dict[str, int]:
     """Equal shares, none larger than what is wanted. The least that is wanted is given whole if it leaves a fourth: a short
     prompt takes one step then, not two."""
     shares: dict[str, int] = {}
-    ordered = sorted(wants.items(), key=_by_want)
+    ordered = sorted(wants.items(), key=lambda item: (item[1], item[0]))
     for num_left, (tenant, want) in zip(range(len(ordered), 0, -1), ordered, strict=True):
         is_little = num_left == len(ordered) and want <= budget - budget // 4
         shares[tenant] = want if is_little else min(want, -(-budget // num_left))
@@ -113,18 +114,10 @@ def _num_wanted(roster: Roster, first: Sequence, budget: int) -> int:
     return num_tokens - len(roster.pool.match(first.holding).blocks) * roster.pool.block_size
 
 
-def _by_want(item: tuple[str, int]) -> tuple[int, str]:
-    return item[1], item[0]
-
-
 def _resting(roster: Roster, tenant: str, held: list[Sequence], num_decodes: int) -> Iterable[Sequence]:
     """All but the next so many in turn, in the order of admission and around again."""
-    start = bisect_right(held, roster.turns.get(tenant, 0), key=_epoch) % len(held)
+    start = bisect_right(held, roster.turns.get(tenant, 0), key=attrgetter("epoch")) % len(held)
     turned = held[start:] + held[:start]
     if num_decodes:
         roster.turns[tenant] = turned[num_decodes - 1].epoch
     return turned[num_decodes:]
-
-
-def _epoch(sequence: Sequence) -> int:
-    return sequence.epoch

@@ -295,7 +295,7 @@ class EngineClient:
                 except PenstockError as error:
                     LOGGER.warning("%s; it is dropped", error)
                     continue
-                self._pulse.report(time.monotonic())
+                self._pulse.heard_s = time.monotonic()
                 try:
                     self._take_in(report, child, is_last=number == len(frames))
                 except Exception:  # a fault of a listener: the engine must still be heard
@@ -330,8 +330,7 @@ class EngineClient:
                 self._begin(facts, child)
 
     def _take_in_step(self, step: StepReport, *, is_last: bool) -> None:
-        now = self._pulse.heard_s
-        self._pulse.move(now)
+        now = self._pulse.moved_s = self._pulse.heard_s
         self.load = step.load
         self.adapters = step.adapters or self.adapters
         self.tiers = step.tiers or self.tiers

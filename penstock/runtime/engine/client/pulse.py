@@ -11,31 +11,25 @@ class Pulse:
         self._hang_s = hang_s
         self.heard_s = 0.0
         """When the engine last sent something."""
-        self._moved_s = 0.0
+        self.moved_s = 0.0
         """When its loop last turned, or had nothing to do."""
         self._num_loops = 0
 
     def begin(self, now: float) -> None:
         """A process begins, or becomes ready."""
-        self.heard_s = self._moved_s = now
+        self.heard_s = self.moved_s = now
         self._num_loops = 0
-
-    def report(self, now: float) -> None:
-        self.heard_s = now
-
-    def move(self, now: float) -> None:
-        self._moved_s = now
 
     def beat(self, num_loops: int, now: float, *, is_busy: bool) -> None:
         """The process itself is alive; its loop is if it turned, or need not."""
         if num_loops != self._num_loops or not is_busy:
-            self._moved_s = now
+            self.moved_s = now
         self._num_loops = num_loops
 
     def forgive(self, seconds: float) -> None:
         """Time in which nobody listened is no silence."""
         self.heard_s += seconds
-        self._moved_s += seconds
+        self.moved_s += seconds
 
     def is_hung(self, now: float) -> bool:
-        return now - self.heard_s > self._hang_s or now - self._moved_s > self._hang_s * STEP_FACTOR
+        return now - self.heard_s > self._hang_s or now - self.moved_s > self._hang_s * STEP_FACTOR

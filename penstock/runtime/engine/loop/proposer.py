@@ -54,7 +54,7 @@ class Proposer(StepListener):
             was_asked = proposals.propose()
             self._proposing_s = self._clock() - begin_s
             if was_asked:
-                proposals.charge(self._proposing_s)
+                proposals.speculator.charge(self._proposing_s)
         if self.grammar_state:
             self.grammar_state.propose(self._scheduler, self._depth)
         return deltas

@@ -75,14 +75,14 @@ class Channel:
 
     def receive(self) -> PeerFrame:
         """Raises OSError where the peer is gone, is silent for too long, or sent what is no frame."""
-        head = self._exactly(_HEAD.size)
+        head = _exactly(self._connection, _HEAD.size)
         begun_s = time.monotonic()
         size, kind = _HEAD.unpack(head)
         if size > MAX_PAYLOAD_BYTES:
             raise ChannelError(f"a frame of {size:,} bytes; at most {MAX_PAYLOAD_BYTES:,} are taken")
         payload = _received(self._connection, size)
         seal = self._seal(self._keys[1], self._num_received, head, payload)
-        if not hmac.compare_digest(seal, self._exactly(SEAL_BYTES)):
+        if not hmac.compare_digest(seal, _exactly(self._connection, SEAL_BYTES)):
             raise ChannelError("a frame is not as it was sent")
         self._num_received += 1
         return PeerFrame(kind, payload, time.monotonic() - begun_s)
@@ -94,9 +94,6 @@ class Channel:
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
         self._connection.close()
-
-    def _exactly(self, size: int) -> bytes:
-        return _exactly(self._connection, size)
 
     def _seal(self, key: bytes, number: int, head: bytes, payload: bytes | bytearray) -> bytes:
         seal = blake2b(head, digest_size=SEAL_BYTES, key=key, salt=number.to_bytes(16, "little"))

@@ -6,15 +6,15 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from penstock.runtime.core.batch import Delta
-from penstock.runtime.core.prefix import Holding, packed
 from penstock.runtime.core.request import Request
-from penstock.runtime.core.runner import BlockCopy, BlockRunner, CopyingRunner
+from penstock.runtime.core.runner import BlockRunner
 from penstock.runtime.core.scheduler import Scheduler
 from penstock.runtime.engine.peers.counts import FetchEnd, TransferCounts
 from penstock.runtime.engine.peers.offers import BlockOffers, BlockRead, ReadOn
-from penstock.runtime.engine.peers.remote import Peer, RemoteTier, read_peer
+from penstock.runtime.engine.peers.remote import Peer, PeerFetch, RemoteTier, read_peer
 from penstock.runtime.engine.peers.server import BlockServer
-from penstock.runtime.engine.tiers.news import holding_of
+from penstock.runtime.engine.tiers.arrivals import LandingBlocks
+from penstock.runtime.engine.tiers.news import ArrivedBlocks, InboundBlocks, holding_of
 from penstock.runtime.engine.tiers.policy import LEAST_BLOCKS
 from penstock.runtime.engine.tiers.record import KVRecord
 
@@ -34,10 +34,11 @@ class PeerBlocks(NamedTuple):
 class PeerLanded(NamedTuple):
     """Blocks that came for a request are on the device, or will never be."""
 
-    request_id: int
-    is_whole: bool
+    arrived: ArrivedBlocks
 
 
+GUESSED_TOKENS_S = 1000.0
+"""Prompt tokens computed in a second, while nothing was measured."""
 PeerNews = BlockRead | ReadOn | PeerBlocks | PeerLanded
 
 
@@ -45,20 +46,17 @@ class PeerExchange:
     def __init__(self, scheduler: Scheduler, runner: BlockRunner, format: bytes, key: bytes, host: str) -> None:
         """Nothing is offered before `open`."""
         self.remote = RemoteTier(key, format)
-        self.before_write: Callable[[], None] = lambda: None
-        """Called when blocks have been taken and before anything is written to them."""
-        self._scheduler = scheduler
         self._pool = pool = scheduler.pool
-        self._runner = runner
         self._offers = BlockOffers(pool, runner)
         self._block_size = pool.block_size
         self._block_bytes = runner.block_bytes
         self._fetching: dict[int, Request] = {}
         """Requests that wait for blocks."""
-        self._copier = runner if isinstance(runner, CopyingRunner) else None
-        self._waiter = None if self._copier is None else ThreadPoolExecutor(2, thread_name_prefix="kv-arrivals")
-        self._landing: dict[int, tuple[PeerBlocks, Holding, int]] = {}
-        """By request, blocks on their way to the device, and how many."""
+        self._waiter = ThreadPoolExecutor(2, thread_name_prefix="kv-arrivals")
+        self.arrivals = LandingBlocks(scheduler, runner, self._waiter, self._note_landed)
+        self.arrivals.put = lambda arrived: self._put(PeerLanded(arrived))
+        self._landing: dict[int, PeerBlocks] = {}
+        """By request, blocks on their way to the device."""
         self._parts: dict[int, deque[PeerBlocks]] = {}
         """What came meanwhile: each part continues the one before."""
         self._address = (host, key, format)
@@ -97,8 +95,7 @@ class PeerExchange:
         if self._server is not None:
             self._server.close()
         self.remote.close()
-        if self._waiter is not None:
-            self._waiter.shutdown()
+        self._waiter.shutdown()
 
     def take(self, message: PeerNews) -> Request | None:
         """A peer asks, or blocks have come; returns the request that waits for nothing here any more."""
@@ -131,12 +128,14 @@ class PeerExchange:
 
         self._fetching[request_id] = request
         self.remote.fetch(
-            peer,
-            wanted,
-            self._compute_s(len(wanted)),
-            lambda: request_id in self._fetching,
-            on_part,
-            lambda end: self._put(PeerBlocks(request, num_got, end=end)),
+            PeerFetch(
+                peer,
+                wanted,
+                len(wanted) * self._block_size / (self.remote.rates.prompt_tokens_s or GUESSED_TOKENS_S),
+                lambda: request_id in self._fetching,
+                on_part,
+                lambda end: self._put(PeerBlocks(request, num_got, end=end)),
+            )
         )
         return True
 
@@ -144,17 +143,14 @@ class PeerExchange:
         return self._fetching.pop(request_id, None)
 
     def _take_landed(self, landed: PeerLanded) -> Request | None:
-        came, holding, count = self._landing.pop(landed.request_id)
-        self._pool.land(holding, is_whole=landed.is_whole)
-        if landed.is_whole:
-            self._note_written(landed.request_id, count, is_moved=came.is_moved)
-        parts = self._parts.pop(landed.request_id, deque())
+        request_id = self.arrivals.land(landed.arrived).request.request_id
+        parts = self._parts.pop(request_id, deque())
         while parts:
             ready = self._take_blocks(parts.popleft())
             if ready is not None:
                 return ready
-            if landed.request_id in self._landing:
-                self._parts[landed.request_id] = parts
+            if request_id in self._landing:
+                self._parts[request_id] = parts
                 break
         return None
 
@@ -172,37 +168,25 @@ class PeerExchange:
         return None
 
     def _write(self, came: PeerBlocks) -> None:
-        """Lay blocks into the cache, all of them or none; those that are there by now are left as they are."""
-        request, size = came.request, self._block_size
-        end = came.first + len(came.records)
-        for place, record in enumerate(came.records, came.first):
-            is_own = record.tokens == packed(request.prompt[place * size : (place + 1) * size])
-            if not is_own or len(record.kv) != self._block_bytes:
-                self._counts = self._counts.ended(FetchEnd("damaged"))
-                return
-        holding = holding_of(request, (*request.prompt[: end * size], 0))
-        blocks = self._pool.arrive(holding, spare=self._scheduler.num_running)
-        if not blocks:
-            return  # there is no room, or all of it is there
-        if len(blocks) > len(came.records):  # what they continue has left the cache
-            self._pool.land(holding, is_whole=False)
+        """Lay blocks into the cache, all of them or none."""
+        request, places = came.request, enumerate(came.records, came.first)
+        if not all(self.arrivals.is_of(record, request, place) for place, record in places):
+            self._counts = self._counts.ended(FetchEnd("damaged"))
             return
-        self.before_write()
-        contents = [record.kv for record in came.records[-len(blocks) :]]
-        self._landing[request.request_id] = came, holding, len(blocks)
-        if self._copier is None or self._waiter is None:
-            self._runner.write_blocks(blocks, contents)
-            self._take_landed(PeerLanded(request.request_id, is_whole=True))
-        else:
-            self._waiter.submit(self._wait, request.request_id, self._copier.begin_write(blocks, contents))
+        end = (came.first + len(came.records)) * self._block_size
+        self._landing[request.request_id] = came
+        if not self.arrivals.begin(request, request.prompt[:end], came.records):
+            self._landing.pop(request.request_id, None)
 
-    def _wait(self, request_id: int, copy: BlockCopy) -> None:
-        is_whole = False
-        try:
-            copy.wait()
-            is_whole = True
-        finally:
-            self._put(PeerLanded(request_id, is_whole))
+    def _note_landed(self, inbound: InboundBlocks, is_whole: bool, seconds: float) -> None:
+        came, num_blocks = self._landing.pop(inbound.request.request_id), len(inbound.blocks)
+        if not is_whole:
+            return
+        self._counts = self._counts._replace(fetched_blocks=self._counts.fetched_blocks + num_blocks)
+        if came.is_moved:
+            request_id = came.request.request_id
+            self._moved[request_id] = self._moved.get(request_id, 0) + num_blocks * self._block_size
+            self._counts = self._counts._replace(moved_blocks=self._counts.moved_blocks + num_blocks)
 
     def _worthwhile(self, text: str, num_blocks: int) -> Peer | None:
         """The peer that a request names, if fetching so many blocks from it pays."""
@@ -214,18 +198,6 @@ class PeerExchange:
             return peer
         self._counts = self._counts._replace(declined_blocks=self._counts.declined_blocks + num_blocks)
         return None
-
-    def _compute_s(self, num_blocks: int) -> float:
-        """Seconds that computing so many blocks would take here; a guess while nothing was measured."""
-        return num_blocks * self._block_size / (self.remote.rates.prompt_tokens_s or 1000.0)
-
-    def _note_written(self, request_id: int, num_blocks: int, *, is_moved: bool) -> None:
-        """Blocks of a peer were laid into the cache for a request; `is_moved`: they were computed for it."""
-        counts = self._counts._replace(fetched_blocks=self._counts.fetched_blocks + num_blocks)
-        if is_moved:
-            self._moved[request_id] = self._moved.get(request_id, 0) + num_blocks * self._block_size
-            counts = counts._replace(moved_blocks=counts.moved_blocks + num_blocks)
-        self._counts = counts
 
     def follow(self, deltas: tuple[Delta, ...]) -> tuple[Delta, ...]:
         """The deltas, saying of what the prefix cache gave what peers computed for the request."""

@@ -6,6 +6,7 @@ of it: what a failed step left behind is never sent. Time is the asking thread's
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from penstock.runtime.core.batch import Delta
@@ -61,19 +62,19 @@ class ReadOn(NamedTuple):
     is_over: bool = False
 
 
+@dataclass(slots=True)
 class _BlockReader:
-    __slots__ = ("hashes", "is_expected", "is_new", "is_waiting", "next", "reply", "seen")
-
-    def __init__(self, read: BlockRead) -> None:
-        self.hashes = read.hashes
-        self.reply = read.reply
-        self.next = 0
-        """The first block not handed out."""
-        self.seen: list[tuple[int, int]] = []
-        """Blocks from there on that are published, with the number of steps launched when they were seen."""
-        self.is_new = self.is_waiting = True
-        """It has not been told what there is; it has nothing in hand."""
-        self.is_expected = False
+    hashes: tuple[bytes, ...]
+    reply: Reply
+    next: int = 0
+    """The first block not handed out."""
+    seen: list[tuple[int, int]] = field(default_factory=list)
+    """Blocks from there on that are published, with the number of steps launched when they were seen."""
+    is_new: bool = True
+    """It has not been told what there is."""
+    is_waiting: bool = True
+    """It has nothing in hand."""
+    is_expected: bool = False
 
 
 class BlockOffers:
@@ -106,7 +107,7 @@ class BlockOffers:
 
     def take(self, message: BlockRead | ReadOn) -> None:
         if isinstance(message, BlockRead):
-            self._readers[message.reader_id] = _BlockReader(message)
+            self._readers[message.reader_id] = _BlockReader(message.hashes, message.reply)
         elif message.is_over:
             self._readers.pop(message.reader_id, None)
         elif message.reader_id in self._readers:

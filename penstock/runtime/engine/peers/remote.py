@@ -62,12 +62,35 @@ def read_peer(text: str) -> Peer | None:
     return Peer(found["host"].strip("[]"), int(found["port"]), bytes.fromhex(found["generation"]), found["mode"] == "c")
 
 
-OnPart = Callable[[list[KVRecord]], None]
-OnOver = Callable[[FetchEnd], None]
+class PeerFetch(NamedTuple):
+    """Blocks to be fetched from a peer, the first first. Everything here is called by other threads than the engine's."""
+
+    peer: Peer
+    hashes: Sequence[bytes]
+    compute_s: float
+    """Seconds that computing them here would take."""
+    is_wanted: Callable[[], bool]
+    on_part: Callable[[list[KVRecord]], None]
+    on_over: Callable[[FetchEnd], None]
+
+
+class _DamagedError(ChannelError):
+    """A record that is not what was asked for."""
+
+
+_FAULTS: tuple[tuple[type[OSError], str], ...] = (
+    (StaleError, "stale"),
+    (_DamagedError, "damaged"),
+    (ChannelError, "refused"),
+    (TimeoutError, "slow"),
+    (ConnectionRefusedError, "unreachable"),
+    (OSError, "lost"),
+)
+"""What an error says of a fetch: the first row that it belongs to."""
 
 
 class RemoteTier:
-    """`fetch` from the engine's thread; callbacks come from others."""
+    """`fetch` is for the engine's thread."""
 
     def __init__(self, key: bytes, format: bytes) -> None:
         self.rates = Rates()
@@ -82,26 +105,15 @@ class RemoteTier:
         self._lock = threading.Lock()
         self._num_active = 0
 
-    def fetch(
-        self,
-        peer: Peer,
-        hashes: Sequence[bytes],
-        compute_s: float,
-        is_wanted: Callable[[], bool],
-        on_part: OnPart,
-        on_over: OnOver,
-    ) -> None:
-        """Begin to fetch blocks, the first first; over at once if too many fetches are under way. `compute_s`: seconds that
-        computing them here would take; `is_wanted` may be asked from any thread.
-        """
+    def fetch(self, fetch: PeerFetch) -> None:
+        """Begin a fetch; it is over at once if too many are under way."""
         with self._lock:
             is_free = self._num_active < MAX_FETCHES
             self._num_active += is_free
         if not is_free:
-            on_over(FetchEnd("busy"))
+            fetch.on_over(FetchEnd("busy"))
             return
-        patience_s = max(LEAST_PATIENCE_S, PATIENCE * compute_s)
-        self._threads.submit(self._run, peer, hashes, patience_s, is_wanted, on_part, on_over)
+        self._threads.submit(self._run, fetch)
 
     def close(self) -> None:
         with self._lock:
@@ -109,51 +121,33 @@ class RemoteTier:
                 channel.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _run(
-        self,
-        peer: Peer,
-        hashes: Sequence[bytes],
-        patience_s: float,
-        is_wanted: Callable[[], bool],
-        on_part: OnPart,
-        on_over: OnOver,
-    ) -> None:
+    def _run(self, fetch: PeerFetch) -> None:
         num_got = num_bytes = 0
         seconds = 0.0
         fault = ""
         try:
-            for records, size, took_s in self._records(peer, hashes, patience_s, is_wanted):
+            for records, size, took_s in self._records(fetch):
                 num_got += len(records)
                 num_bytes += size
                 seconds += took_s
-                on_part(records)
-            fault = "" if num_got == len(hashes) else "absent"
-        except StaleError:
-            fault = "stale"
-        except _DamagedError:
-            fault = "damaged"
-        except ChannelError:
-            fault = "refused"
-        except TimeoutError:
-            fault = "slow"
-        except ConnectionRefusedError:
-            fault = "unreachable"
-        except OSError:
-            fault = "lost"
+                fetch.on_part(records)
+            fault = "" if num_got == len(fetch.hashes) else "absent"
+        except OSError as error:
+            fault = next(name for kind, name in _FAULTS if isinstance(error, kind))
         finally:
             with self._lock:
                 self._num_active -= 1
-            on_over(FetchEnd(fault, num_bytes, seconds))
+            fetch.on_over(FetchEnd(fault, num_bytes, seconds))
 
-    def _records(
-        self, peer: Peer, hashes: Sequence[bytes], patience_s: float, is_wanted: Callable[[], bool]
-    ) -> Iterator[tuple[list[KVRecord], int, float]]:
+    def _records(self, fetch: PeerFetch) -> Iterator[tuple[list[KVRecord], int, float]]:
         """Parts as they come, with their bytes and the seconds of receiving them."""
+        peer, hashes = fetch.peer, fetch.hashes
+        patience_s = max(LEAST_PATIENCE_S, PATIENCE * fetch.compute_s)
         channel, frame = self._ask(peer, hashes)
         is_whole = False
         try:
             num_got, last_s = 0, time.monotonic()
-            while frame.kind != OVER and is_wanted():
+            while frame.kind != OVER and fetch.is_wanted():
                 now = time.monotonic()
                 if frame.kind in (RECORDS, PLACED):
                     records, num_bytes = self._taken(channel, frame, hashes[num_got:])
@@ -248,7 +242,3 @@ class RemoteTier:
             segment.close()
         with contextlib.suppress(OSError):
             channel.close()
-
-
-class _DamagedError(ChannelError):
-    """A record that is not what was asked for."""

@@ -29,7 +29,7 @@ class SharedSegment:
     def __init__(self, memory: mmap.mmap, name: str) -> None:
         self.name = name
         self._memory = memory
-        self._half_bytes = len(memory) // HALVES
+        self.half_bytes = len(memory) // HALVES
         self._half = 0
         self.num_placed = 0
         """Halves that the other has not taken yet."""
@@ -40,16 +40,12 @@ class SharedSegment:
         return SIZE.pack(len(self._memory)) + self.name.encode()
 
     @property
-    def half_bytes(self) -> int:
-        return self._half_bytes
-
-    @property
     def is_full(self) -> bool:
         return self.num_placed == HALVES
 
     def place(self, parts: "list[bytes | memoryview]") -> bytes:
         """Write to the next half; returns where that is, for the other."""
-        begin = end = self._half * self._half_bytes
+        begin = end = self._half * self.half_bytes
         for part in parts:
             self._memory[end : end + len(part)] = part
             end += len(part)
@@ -62,7 +58,7 @@ class SharedSegment:
         if len(place) != PLACE.size:
             raise OSError("no place in shared memory")
         begin, size = PLACE.unpack(place)
-        if size > self._half_bytes or begin + size > len(self._memory):
+        if size > self.half_bytes or begin + size > len(self._memory):
             raise OSError("a place outside of the shared memory")
         return memoryview(self._memory)[begin : begin + size]
 

@@ -126,6 +126,10 @@ class Departures:
         if self._copier is not None and len(self._under_way) < MAX_COPIES:
             self._copy_ahead(self._copier)
 
+    def copy_out_now(self) -> None:
+        """Blocks were taken outside of a plan."""
+        self.copy_out(self.step)
+
     def _copy_ahead(self, copier: CopyingRunner) -> None:
         pool, (_, contents, _) = self._pool, self._pool.books
         if pool.num_unused > pool.num_blocks * LOW_FRACTION:

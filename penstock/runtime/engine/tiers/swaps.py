@@ -7,7 +7,7 @@ from heapq import nsmallest
 from penstock.runtime.core.scheduler import Scheduler
 from penstock.runtime.core.sequence import Sequence
 from penstock.runtime.engine.tiers.arrivals import LandingBlocks
-from penstock.runtime.engine.tiers.news import ArrivedBlocks, InboundBlocks, holding_of
+from penstock.runtime.engine.tiers.news import ArrivedBlocks
 from penstock.runtime.engine.tiers.policy import LEAST_BLOCKS, Rates
 from penstock.runtime.engine.tiers.store import TierStore
 
@@ -101,13 +101,7 @@ class Swaps:
             records.append(record)
         if len(records) < LEAST_BLOCKS or not self._is_faster(len(records)):
             return
-        holding = holding_of(sequence.request, (*sequence.tokens[: (first + len(records)) * pool.block_size], 0))
-        blocks = pool.arrive(holding, spare=self._scheduler.num_running)
-        if len(blocks) != len(records):
-            if holding.blocks:
-                pool.land(holding, is_whole=False)
-            return
-        inbound = InboundBlocks(sequence.request, holding, blocks, tuple(records), len(records), was_preempted)
-        if self._arrivals.begin(inbound):
+        tokens = sequence.tokens[: (first + len(records)) * pool.block_size]
+        if self._arrivals.begin(sequence.request, tokens, tuple(records), len(records), was_preempted=was_preempted):
             self._held[self._arrivals.number] = [sequence]
             self._scheduler.roster.give_up(sequence)

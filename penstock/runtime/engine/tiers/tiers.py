@@ -11,7 +11,6 @@ import time
 from concurrent.futures import Executor
 
 from penstock.runtime.core.batch import Delta
-from penstock.runtime.core.prefix import packed
 from penstock.runtime.core.request import Request
 from penstock.runtime.core.runner import BlockRunner
 from penstock.runtime.core.scheduler import Scheduler
@@ -76,16 +75,8 @@ class KVTiers:
         """Of the prompts of requests that are not scheduled yet."""
         self._waiting_bytes = 0
         self.departures = Departures(self._pool, runner, self._waiter, store, keeps_all=keeps_all)
-        self._arrivals = LandingBlocks(
-            self._pool,
-            runner,
-            self._waiter,
-            store,
-            self.rates,
-            before_write=self.copy_out_now,
-            on_land=self._note_landed,
-            canary_every=canary_every,
-        )
+        self._arrivals = LandingBlocks(scheduler, runner, self._waiter, self._note_landed, canary_every)
+        self._arrivals.before_write = self.departures.copy_out_now
         want = self.departures.want
         self._swaps = Swaps(scheduler, runner.block_bytes, store, self.rates, self._arrivals, want)
         self.swap_in = self._swaps.swap_in
@@ -99,7 +90,7 @@ class KVTiers:
 
     @property
     def counts(self) -> TierCounts:
-        return self.store.counts
+        return self.store.counts._replace(canaries=self._arrivals.num_canaries)
 
     def open(self, put: Put) -> None:
         """`put` brings news of copies to the engine's thread."""
@@ -118,24 +109,14 @@ class KVTiers:
         request_id = self._arrivals.land(news).request.request_id
         return () if self._swaps.land(news) else self._release(request_id)
 
-    # Out
-
-    def copy_out(self, step: int = 0, *, are_sound: bool = True) -> None:
-        """To be called between a plan and its launch."""
-        self.departures.copy_out(step, are_sound=are_sound)
-
     def order(self, order: CacheOrder) -> None:
         """Do what an operator wants; `orders` tells what came of it."""
         self.orders.do(order, self._scheduler.roster.now)
 
-    def copy_out_now(self) -> None:
-        """Blocks were taken outside of a plan."""
-        self.copy_out(self.departures.step)
-
     def close(self) -> None:
         """Keep what the device still has cached, then all that host memory has, on the disk."""
         if self.store.disk is not None:
-            self.copy_out()
+            self.departures.copy_out(0)
             _, contents, _ = self._pool.books
             held = [(block, content) for block, content in enumerate(contents) if content is not None]
             cached = [(block, content) for block, content in held if content.hash not in self.store]
@@ -245,43 +226,36 @@ class KVTiers:
         fits_host = sum(record.num_bytes for record in sound) <= self.store.host.max_bytes * STAGED_FRACTION
         if sound and fits_host and not self._is_soon(fetched.request):
             self.store.keep(sound)
-        elif sound and self._arrive(fetched, sound):
-            return ()
+        elif sound:
+            end = (fetched.first + len(sound)) * self._pool.block_size
+            # Where there is no room, there is some once the request is about to be admitted.
+            if self._arrivals.begin(fetched.request, fetched.request.prompt[:end], sound, fetched.num_host):
+                return ()
         return self._release(request_id)
 
     def _sound(self, fetched: FetchedBlocks) -> tuple[KVRecord, ...]:
-        size, prompt, sound = self._pool.block_size, fetched.request.prompt, []
+        sound = []
         for place, record in enumerate(fetched.records, fetched.first):
-            is_whole = len(record.kv) == self._runner.block_bytes
-            if not is_whole or record.tokens != packed(prompt[place * size : (place + 1) * size]):
+            if not self._arrivals.is_of(record, fetched.request, place):
                 self.store.count(faults=1)
                 self.store.drop([record.hash])
                 break
             sound.append(record)
         return tuple(sound)
 
-    def _arrive(self, fetched: FetchedBlocks, records: tuple[KVRecord, ...]) -> bool:
-        """Write records to blocks of the device; False if that is over already. Blocks that have come meanwhile are left."""
-        request, first = fetched.request, fetched.first
-        prompt = request.prompt[: (first + len(records)) * self._pool.block_size]
-        holding = holding_of(request, (*prompt, 0))
-        blocks = self._pool.arrive(holding, spare=self._scheduler.num_running)
-        wanted = records[len(records) - len(blocks) :] if blocks else ()
-        if not blocks or len(blocks) > len(records):
-            if holding.blocks:  # what they continue has left the device
-                self._pool.land(holding, is_whole=False)
-            return False  # where there was no room, there is some once it is about to be admitted
-        num_host = fetched.num_host if len(blocks) == len(records) else min(fetched.num_host, len(blocks))
-        return self._arrivals.begin(InboundBlocks(request, holding, blocks, wanted, num_host))
-
-    def _note_landed(self, inbound: InboundBlocks, is_whole: bool) -> None:
-        request_id, size = inbound.request.request_id, self._pool.block_size
+    def _note_landed(self, inbound: InboundBlocks, is_whole: bool, seconds: float) -> None:
+        request_id, num_blocks, num_host = inbound.request.request_id, len(inbound.blocks), inbound.num_host
         if not is_whole:
+            self.store.count(faults=1)
             self._swaps.forget(request_id)  # not tried again: it is computed
-        elif not inbound.was_preempted:
-            hit, num_host = self._hits.get(request_id, TierHit()), inbound.num_host
-            num_disk = len(inbound.blocks) - num_host
-            self._hits[request_id] = hit._replace(host=num_host * size, disk=num_disk * size)
+            return
+        self.rates.note_write(sum(record.num_bytes for record in inbound.records), seconds)
+        num_swapped = inbound.was_preempted * num_blocks
+        self.store.count(loaded_blocks=num_blocks, host_blocks=num_host, swapped_blocks=num_swapped)
+        self.store.keep(inbound.records[num_host:])
+        if not inbound.was_preempted:
+            hit, size = self._hits.get(request_id, TierHit()), self._pool.block_size
+            self._hits[request_id] = hit._replace(host=num_host * size, disk=(num_blocks - num_host) * size)
 
     def _release(self, request_id: int) -> tuple[Request, ...]:
         """A load is over: its request is to be scheduled, and so are those that waited for it. What tiers have beyond that is

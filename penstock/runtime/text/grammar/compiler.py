@@ -16,7 +16,7 @@ from penstock.errors import RequestError
 from penstock.runtime.text.grammar.faults import fault_of
 from penstock.runtime.text.grammar.kinds import translate
 from penstock.runtime.text.grammar.matcher import GrammarMatcher
-from penstock.runtime.text.grammar.vocabulary import few_tokens, whole_vocabulary
+from penstock.runtime.text.grammar.vocabulary import few_tokens
 from penstock.runtime.text.tokenizer.tokenizer import Tokenizer
 
 MAX_KEPT = 256
@@ -42,11 +42,6 @@ class GrammarCompiler:
         self._num_characters: dict[bytes, int] = {}
         self.num_hits = 0
         self.num_misses = 0
-
-    @classmethod
-    def for_model(cls, tokenizer: Tokenizer, num_scores: int) -> "GrammarCompiler":
-        """Masks over all that the model scores."""
-        return cls(lambda: whole_vocabulary(tokenizer, num_scores))
 
     @classmethod
     def for_checks(cls, tokenizer: Tokenizer) -> "GrammarCompiler":
@@ -108,10 +103,6 @@ class GrammarCompiler:
             executor.unsafe_compute_mask_ptr(plain, address, row_bytes, num_rows)
         if drafted:
             executor.unsafe_compute_mask_ptr_with_draft_token(drafted, address, row_bytes, num_rows)
-
-    @cached_property
-    def num_words(self) -> int:
-        return -(-self._vocabulary.vocab_size // 32)
 
     @cached_property
     def _executor(self) -> LLExecutor:

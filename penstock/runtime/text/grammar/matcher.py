@@ -12,10 +12,11 @@ from penstock.runtime.text.grammar.faults import fault_of
 
 
 class GrammarMatcher:
-    __slots__ = ("_kind", "_matcher", "goes_back", "grammar")
+    __slots__ = ("_kind", "goes_back", "grammar", "native")
 
     def __init__(self, matcher: LLMatcher, kind: str, *, grammar: bytes = b"", goes_back: bool = True) -> None:
-        self._matcher = matcher
+        self.native = matcher
+        """The grammar engine's own object."""
         self._kind = kind
         self.grammar = grammar
         """Digest of the source: matchers with the same one share what the grammar engine learns of it."""
@@ -24,33 +25,23 @@ class GrammarMatcher:
 
     def fork(self) -> "GrammarMatcher":
         """A copy of the state, which continues independently."""
-        return GrammarMatcher(self._matcher.deep_copy(), self._kind, grammar=self.grammar, goes_back=self.goes_back)
+        return GrammarMatcher(self.native.deep_copy(), self._kind, grammar=self.grammar, goes_back=self.goes_back)
 
     def advance(self, token_ids: Iterable[int]) -> None:
-        self._matcher.consume_tokens(list(token_ids))
+        self.native.consume_tokens(list(token_ids))
 
     @property
     def is_over(self) -> bool:
         """The text is complete and nothing may follow."""
-        return bool(self._matcher.is_stopped())
-
-    @property
-    def is_complete(self) -> bool:
-        """The text may end here."""
-        return bool(self._matcher.is_accepting())
+        return bool(self.native.is_stopped())
 
     @property
     def fault(self) -> str:
         """Why the grammar cannot be followed any further; empty if it can."""
-        if not self._matcher.is_error():
+        if not self.native.is_error():
             return ""
-        return str(fault_of(self._matcher.get_error(), self._kind))
+        return str(fault_of(self.native.get_error(), self._kind))
 
     def forced(self) -> tuple[int, ...]:
         """Tokens that must come next, whatever the model says."""
-        return tuple(self._matcher.compute_ff_tokens())
-
-    @property
-    def native(self) -> LLMatcher:
-        """The grammar engine's own object."""
-        return self._matcher
+        return tuple(self.native.compute_ff_tokens())

@@ -4,7 +4,6 @@ Special tokens are not text: a grammar names them by id. All others are their by
 """
 
 import re
-from collections.abc import Iterable
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -79,14 +78,11 @@ def _made(tokenizer: Tokenizer, tokens: list[bytes], size: int) -> "LLTokenizer"
     wrapper = TokenBytes(tokenizer, tokens)
     from llguidance import LLTokenizer
 
-    return LLTokenizer(wrapper, eos_token=_within(_ends(tokenizer), size) or [0])  # type: ignore[arg-type]
+    ends = sorted(token_id for token_id in _ends(tokenizer) if token_id < size)
+    return LLTokenizer(wrapper, eos_token=ends or [0])  # type: ignore[arg-type]
 
 
 def _ends(tokenizer: Tokenizer) -> frozenset[int]:
     """Tokens that end an answer. The engine needs one: in a vocabulary without any, the first token takes that part and is
     not text."""
     return tokenizer.eos_ids or frozenset((0,))
-
-
-def _within(token_ids: Iterable[int], size: int) -> list[int]:
-    return sorted(token_id for token_id in token_ids if token_id < size)

@@ -43,10 +43,6 @@ Cover = Callable[[dict[str, Any]], dict[str, Any]]
 """What is done to the values of a client before a template sees them: `messages`, `tools`, `documents`, variables."""
 
 
-def _as_it_is(values: dict[str, Any]) -> dict[str, Any]:
-    return values
-
-
 class ChatTemplate:
     """The templates of one model, by name. Immutable; threads may render at the same time.
 
@@ -87,10 +83,6 @@ class ChatTemplate:
         return cls(sources, special_tokens=tokenizer.special_tokens) if sources else None
 
     @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(self._sources)
-
-    @property
     def source(self) -> str:
         """The template that is used where none is named."""
         return self._sources[self._name(None, has_tools=False)]
@@ -116,7 +108,7 @@ class ChatTemplate:
         variables: Mapping[str, Any] | None = None,
         name: str | None = None,
         now: datetime | None = None,
-        cover: Cover = _as_it_is,
+        cover: Cover | None = None,
     ) -> str:
         """The prompt of a conversation.
 
@@ -132,7 +124,7 @@ class ChatTemplate:
         values["tools"] = None if tools is None else _checked_objects(tools, "tools")
         values["documents"] = None if documents is None else _checked_objects(documents, "documents")
         values["messages"] = template.shape.fit(_checked_messages(messages))
-        values = cover(values) | self._special_tokens
+        values = (values if cover is None else cover(values)) | self._special_tokens
         values["add_generation_prompt"] = add_generation_prompt
         if now is not None:
             values["strftime_now"] = Clock(now)

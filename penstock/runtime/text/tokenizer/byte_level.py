@@ -3,22 +3,15 @@
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
+from penstock.runtime.text.tokenizer.pieces import byte_alphabet
 from penstock.runtime.text.tokenizer.tokenizer import Tokenizer
 from penstock.runtime.text.tokenizer.vocabulary import SpecialTokens
-
-_SHOWN = frozenset((*range(33, 127), *range(161, 173), *range(174, 256)))
-_HIDDEN = [byte for byte in range(256) if byte not in _SHOWN]
 
 
 def byte_tokenizer(num_tokens: int = 256) -> Tokenizer:
     """Tokens beyond the bytes are never made of a text; as text they are their numbers."""
-    vocabulary = {_spelt(byte): byte for byte in range(256)} | {f"<{token}>": token for token in range(256, num_tokens)}
+    vocabulary = byte_alphabet() | {f"<{token}>": token for token in range(256, num_tokens)}
     backend = Backend(models.BPE(vocab=vocabulary, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
     return Tokenizer(backend, SpecialTokens(None, frozenset(), {}))
-
-
-def _spelt(byte: int) -> str:
-    """The character that stands for a byte in byte-level vocabularies: its own where that shows, else one that does."""
-    return chr(byte) if byte in _SHOWN else chr(256 + _HIDDEN.index(byte))

@@ -55,6 +55,14 @@ def byte_alphabet() -> dict[str, int]:
     return alphabet
 
 
+_SPELT = {byte: character for character, byte in byte_alphabet().items()}
+
+
+def spelt(data: bytes) -> str:
+    """Bytes as byte-level vocabularies spell them."""
+    return "".join([_SPELT[byte] for byte in data])
+
+
 class Pieces:
     """Bytes of every token, worked out when first asked for and kept: at most one entry a token.
 

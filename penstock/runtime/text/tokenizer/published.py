@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import ModelFileError
+from penstock.runtime.text.tokenizer.pieces import spelt
 from penstock.runtime.text.tokenizer.vocabulary import MAX_TOKENS, TokenType
 
 MAX_BYTES = 1 << 27
@@ -202,13 +203,3 @@ def _merges(ordered: list[bytes], ranks: Mapping[bytes, int]) -> Iterator[tuple[
             parts[place : place + 2] = [parts[place] + parts[place + 1]]
         if len(parts) == 2:
             yield parts[0], parts[1]
-
-
-_SHOWN = frozenset((*range(33, 127), *range(161, 173), *range(174, 256)))
-_HIDDEN = [byte for byte in range(256) if byte not in _SHOWN]
-_SPELT = [chr(byte) if byte in _SHOWN else chr(256 + _HIDDEN.index(byte)) for byte in range(256)]
-
-
-def spelt(token: bytes) -> str:
-    """Bytes as byte-level vocabularies spell them."""
-    return "".join(_SPELT[byte] for byte in token)

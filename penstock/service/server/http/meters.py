@@ -11,7 +11,7 @@ from penstock.metrics.exposition import (
     COUNT_BUCKETS,
     DURATION_BUCKETS,
     GAP_BUCKETS,
-    LATENCY_BUCKETS,
+    TTFT_BUCKETS,
     Buckets,
     Counter,
     Gauge,
@@ -102,7 +102,7 @@ class Meters:
         self.tier_hits = Counter("vllm:external_prefix_cache_hits", "Prompt tokens found there and used")
         self.tier_tokens = Counter("penstock_kv_tier_tokens", "Prompt tokens that each tier of the KV cache gave")
         self.tier_misses = Counter("penstock_kv_tier_misses", "Prompts of which tiers gave no more, by why")
-        self.ttft = Buckets("vllm:time_to_first_token_seconds", "Seconds to the first token", LATENCY_BUCKETS)
+        self.ttft = Buckets("vllm:time_to_first_token_seconds", "Seconds to the first token", TTFT_BUCKETS)
         self.gaps = Buckets("vllm:inter_token_latency_seconds", "Seconds between tokens", GAP_BUCKETS)
         self.tpot = Buckets(
             "vllm:request_time_per_output_token_seconds", "Mean seconds a token after the first", GAP_BUCKETS
