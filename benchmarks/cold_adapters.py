@@ -21,7 +21,7 @@ from penstock.runtime.core.batch import Delta
 from penstock.runtime.core.request import Request
 from penstock.runtime.engine.adapters.gate import AdapterGate
 from penstock.runtime.engine.engine import Engine
-from penstock.runtime.formats.safetensors_out import write_safetensors
+from penstock.runtime.formats.tensor_file import write_safetensors
 from penstock.runtime.models.spec import GQA, GatedMLP, ModelSpec
 
 OWN_STEPS = 2

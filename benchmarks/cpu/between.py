@@ -109,8 +109,8 @@ def main() -> None:
     network = llm.loaded.network
     if not isinstance(network, NativeDecoder):
         raise SystemExit("this model has no native steps")
-    native = Timed(network._library._handle, NATIVE)
-    network._library._handle = native  # type: ignore[assignment]
+    native = Timed(network.library._handle, NATIVE)
+    network.library._handle = native  # type: ignore[assignment]
     loop = Loop(llm, args.temperature)
     record = {str(count): measure(loop, native, count, args.steps) for count in args.running}
     if args.out:

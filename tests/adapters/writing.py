@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from penstock.runtime.formats.safetensors_out import write_safetensors
+from penstock.runtime.formats.tensor_file import write_safetensors
 from penstock.runtime.models.spec import GQA, GatedMLP, ModelSpec
 
 

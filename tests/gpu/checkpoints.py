@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.runtime.formats.safetensors_out import write_safetensors
+from penstock.runtime.formats.tensor_file import write_safetensors
 
 COMMON = {"rms_norm_eps": 1e-5, "rope_theta": 10_000.0, "hidden_act": "silu", "max_position_embeddings": 512}
 TINY = COMMON | {

@@ -159,4 +159,4 @@ def all_logits(model: Decoder, tokens: Sequence[int]) -> torch.Tensor:
     cpu = torch.device("cpu")
     cache = KVCache(model.spec, num_blocks, BLOCK_SIZE, model.cache_dtype, cpu)
     step = Step(layout, Rotations(model.spec, length, cpu).at(layout.positions), cache.layers)
-    return model.logits(model(torch.tensor(tokens), step))
+    return model.scores(model(torch.tensor(tokens), step)).float()

@@ -70,7 +70,7 @@ def scores(model: Decoder | NativeDecoder, ids: list[int]) -> torch.Tensor:
     )
     cache = KVCache(model.spec, 8, 16, model.cache_dtype, CPU)
     step = Step(layout, Rotations(model.spec, 128, CPU).at(positions), cache.layers)
-    return model.logits(model(torch.tensor(ids), step)).clone()
+    return model.scores(model(torch.tensor(ids), step)).float().clone()
 
 
 @pytest.mark.parametrize("kind", IN_ORDER.values(), ids=IN_ORDER)

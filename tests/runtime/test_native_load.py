@@ -45,7 +45,7 @@ def surprise(model: Decoder | NativeDecoder, ids: list[int]) -> float:
     angles = Rotations(model.spec, CONTEXT, CPU).at(positions)
     tokens = torch.tensor(ids)
     states = model(tokens, Step(layout, angles, cache.layers))
-    scores = torch.log_softmax(model.logits(states[:-1]), dim=-1)
+    scores = torch.log_softmax(model.scores(states[:-1]).float(), dim=-1)
     return -float(scores.gather(1, tokens[1:, None]).mean())
 
 

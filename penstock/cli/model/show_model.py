@@ -23,7 +23,6 @@ from penstock.runtime.models.spec import (
     MoE,
     PlainMLP,
     Rope,
-    only_gqa,
 )
 from penstock.runtime.models.weights import sources
 
@@ -127,7 +126,7 @@ def attention_in_words(attention: Attention) -> str:
         case Bounded():
             kept = f"the {attention.num_kept:,} {'first' if attention.keeps == 'first' else 'most attended'}"
             size = f"a state of {attention.state_values:,} numbers"
-            plain = grouped_in_words(only_gqa(attention.attention, "shown"))
+            plain = grouped_in_words(attention.attention)
             return f"lossy: keeps {kept} and {attention.num_recent:,} recent; {size}; {plain}"
         case _:
             return f"{type(attention).__name__}: a state of {attention.state_values:,} numbers, whatever the context"

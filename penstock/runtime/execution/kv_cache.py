@@ -8,7 +8,7 @@ import torch
 
 from penstock.runtime.layers.kinds.parts import part_of
 from penstock.runtime.models.spec import GQA, ModelSpec
-from penstock.runtime.ops.kv_write import BlockParts, gather_blocks, scatter_blocks
+from penstock.runtime.ops.kv_write import BlockParts, gather_blocks, plain, scatter_blocks
 
 
 class KVCache:
@@ -52,7 +52,7 @@ class KVCache:
         sources, targets = torch.tensor(pairs, device=self.pages[0][0].device).t()
         for page in self.pages:
             for part in page:
-                numbers = _plain(part)
+                numbers = plain(part)
                 numbers.index_copy_(0, targets, numbers.index_select(0, sources))
 
     @property
@@ -80,11 +80,6 @@ class KVCache:
         """From pinned memory: from any other a copy would wait for the steps before it."""
         device = self.pages[0][0].device
         return torch.tensor(blocks, pin_memory=device.type == "cuda").to(device, non_blocking=True)
-
-
-def _plain(part: torch.Tensor) -> torch.Tensor:
-    """8-bit floats as bytes: torch picks no rows of them."""
-    return part.view(torch.uint8) if part.dtype == torch.float8_e4m3fn else part
 
 
 CACHE_DTYPES: dict[str, torch.dtype | None] = {"auto": None, "fp8": torch.float8_e4m3fn, "int8": torch.int8}

@@ -35,8 +35,8 @@ _SIZE = struct.Struct("<Q")
 """Before every string."""
 _LEAST_KEY_BYTES = 14
 _LEAST_TENSOR_BYTES = 33
-_STRING, _ARRAY, _BOOL = 8, 9, 7
-_NUMBERS: dict[int, np.dtype[Any]] = {
+STRING, ARRAY, BOOL = 8, 9, 7
+NUMBERS: dict[int, np.dtype[Any]] = {
     0: np.dtype("<u1"),
     1: np.dtype("<i1"),
     2: np.dtype("<u2"),
@@ -44,11 +44,12 @@ _NUMBERS: dict[int, np.dtype[Any]] = {
     4: np.dtype("<u4"),
     5: np.dtype("<i4"),
     6: np.dtype("<f4"),
-    _BOOL: np.dtype("u1"),
+    BOOL: np.dtype("u1"),
     10: np.dtype("<u8"),
     11: np.dtype("<i8"),
     12: np.dtype("<f8"),
 }
+"""Kinds of numbers, by the format's own numbers for them."""
 
 TENSOR_TYPES = {
     0: "F32",
@@ -186,14 +187,14 @@ class _Cursor:
 
     def number(self, kind: int, what: str) -> int | float | bool:
         number: int | float = self.numbers(kind, 1, what).item()
-        return bool(number) if kind == _BOOL else number
+        return bool(number) if kind == BOOL else number
 
     def numbers(self, kind: int, count: int, what: str) -> npt.NDArray[Any]:
-        dtype = _NUMBERS[kind]
+        dtype = NUMBERS[kind]
         self.check_capacity(count * dtype.itemsize, what)
         numbers = np.frombuffer(self.data, dtype, count, self.position)
         self.position += numbers.nbytes
-        if kind == _BOOL:
+        if kind == BOOL:
             if (numbers > 1).any():
                 raise self.fault(f"{what} holds a truth value that is neither 0 nor 1; {_DAMAGED}")
             return numbers.view(np.bool_)
@@ -255,19 +256,19 @@ def _read_metadata(cursor: _Cursor, num_keys: int) -> dict[str, object]:
 
 def _read_value(cursor: _Cursor, what: str) -> object:
     kind = cursor.unsigned(4, f"the type of {what}")
-    if kind in _NUMBERS:
+    if kind in NUMBERS:
         return cursor.number(kind, what)
-    if kind == _STRING:
+    if kind == STRING:
         return cursor.text(MAX_TEXT_BYTES, what)
-    if kind != _ARRAY:
+    if kind != ARRAY:
         raise cursor.fault(f"{what} has unknown type {kind}; {_DAMAGED}")
     kind = cursor.unsigned(4, f"the type of {what}")
     count = cursor.unsigned(8, f"the length of {what}")
-    if kind in _NUMBERS:
+    if kind in NUMBERS:
         return cursor.numbers(kind, count, what)
-    if kind == _STRING:
+    if kind == STRING:
         return cursor.texts(count, what)
-    if kind == _ARRAY:
+    if kind == ARRAY:
         raise cursor.fault(f"{what} is an array of arrays, which is not read; no model needs one")
     raise cursor.fault(f"{what} is an array of unknown type {kind}; {_DAMAGED}")
 

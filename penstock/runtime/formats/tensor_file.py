@@ -1,7 +1,7 @@
-"""Model files written piece by piece: the header first, since every tensor's type and shape is known before its numbers.
+"""Model files written: the header first, since every tensor's type and shape is known before its numbers.
 
-What is open is bounded by one tensor, and a file of which some tensors are missing can be gone on with: their places are
-known. The caller gives the file its last name when all of it is there.
+A file may be written piece by piece. What is open is bounded by one tensor, and a file of which some tensors are missing can
+be gone on with: their places are known. The caller gives the file its last name when all of it is there.
 """
 
 import json
@@ -16,24 +16,14 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import ModelFileError
-from penstock.runtime.formats.gguf import TENSOR_TYPES, GgufTexts
+from penstock.runtime.formats.gguf import ARRAY, BOOL, NUMBERS, STRING, TENSOR_TYPES, GgufTexts
 from penstock.runtime.formats.quants import BLOCKS
 
 SAFETENSORS_ALIGNMENT = 8
+SAFETENSORS_KINDS = {"float32": "F32", "float16": "F16", "int64": "I64", "int32": "I32"}
 GGUF_ALIGNMENT = 32
-_U32, _I32, _F32, _BOOL, _STRING, _ARRAY, _U64, _I64 = 4, 5, 6, 7, 8, 9, 10, 11
-_ARRAY_KINDS = {
-    "u1": 0,
-    "i1": 1,
-    "u2": 2,
-    "i2": 3,
-    "u4": _U32,
-    "i4": _I32,
-    "f4": _F32,
-    "u8": _U64,
-    "i8": _I64,
-    "f8": 12,
-}
+_U32, _F32, _I64 = 4, 6, 11
+_ARRAY_KINDS = {dtype.str[1:]: kind for kind, dtype in NUMBERS.items() if kind != BOOL}
 
 
 class PlannedTensor(NamedTuple):
@@ -81,8 +71,8 @@ class TensorFile:
         self._file.close()
 
 
-def new_safetensors(path: Path, tensors: Iterable[PlannedTensor]) -> TensorFile:
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+def new_safetensors(path: Path, tensors: Iterable[PlannedTensor], about: Mapping[str, str] | None = None) -> TensorFile:
+    header: dict[str, Any] = {"__metadata__": {"format": "pt", **(about or {})}}
     places: dict[str, tuple[int, int]] = {}
     end = 0
     for tensor in tensors:
@@ -95,6 +85,30 @@ def new_safetensors(path: Path, tensors: Iterable[PlannedTensor]) -> TensorFile:
     begin = 8 + len(text)
     shifted = {name: (begin + offset, size) for name, (offset, size) in places.items()}
     return TensorFile(path, len(text).to_bytes(8, "little") + text, shifted, begin + end)
+
+
+def write_safetensors(
+    path: Path, tensors: Mapping[str, npt.NDArray[np.generic]], about: Mapping[str, str] | None = None
+) -> None:
+    """All tensors at once; the file is whole or not there."""
+    partial = path.with_suffix(".partial")
+    partial.unlink(missing_ok=True)
+    kinds = {name: SAFETENSORS_KINDS[values.dtype.name] for name, values in tensors.items()}
+    planned = [PlannedTensor(name, kinds[name], values.shape) for name, values in tensors.items()]
+    file = new_safetensors(partial, planned, about)
+    for name, values in tensors.items():
+        file.put(name, values)
+    file.sync()
+    file.close()
+    partial.replace(path)
+
+
+def safetensors_metadata(path: Path) -> dict[str, str]:
+    """Metadata of a file that was opened before."""
+    with path.open("rb") as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    found = header.get("__metadata__", {})
+    return found if isinstance(found, dict) else {}
 
 
 def new_gguf(path: Path, metadata: Mapping[str, object], tensors: Sequence[PlannedTensor]) -> TensorFile:
@@ -128,7 +142,7 @@ def _value(key: str, value: object) -> bytes:
     """Whole numbers become the kind that readers expect of them: unsigned, of 32 bits where they fit."""
     match value:
         case bool():
-            return struct.pack("<I?", _BOOL, value)
+            return struct.pack("<I?", BOOL, value)
         case int():
             if 0 <= value < 1 << 32:
                 return struct.pack("<II", _U32, value)
@@ -136,11 +150,11 @@ def _value(key: str, value: object) -> bytes:
         case float():
             return struct.pack("<If", _F32, value)
         case str():
-            return struct.pack("<I", _STRING) + _text(value)
+            return struct.pack("<I", STRING) + _text(value)
         case np.ndarray():
-            kind = _BOOL if value.dtype == np.bool_ else _ARRAY_KINDS[value.dtype.str[1:]]
-            return struct.pack("<IIQ", _ARRAY, kind, len(value)) + value.tobytes()
+            kind = BOOL if value.dtype == np.bool_ else _ARRAY_KINDS[value.dtype.str[1:]]
+            return struct.pack("<IIQ", ARRAY, kind, len(value)) + value.tobytes()
         case list() | tuple() | GgufTexts():
             texts = list(value)
-            return struct.pack("<IIQ", _ARRAY, _STRING, len(texts)) + b"".join(_text(str(each)) for each in texts)
+            return struct.pack("<IIQ", ARRAY, STRING, len(texts)) + b"".join(_text(str(each)) for each in texts)
     raise ModelFileError(f"metadata {key} is {type(value).__name__}, which GGUF cannot hold")

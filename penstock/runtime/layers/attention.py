@@ -7,7 +7,7 @@ from penstock.runtime.layers.linear import Linear
 from penstock.runtime.layers.norm import RMSNorm
 from penstock.runtime.layers.parameter import unfilled
 from penstock.runtime.layers.step import Step
-from penstock.runtime.models.spec import GQA
+from penstock.runtime.models.spec import GQA, ModelSpec
 from penstock.runtime.ops.attention import encoder_attention
 from penstock.runtime.ops.cached_attention import cached_attention
 from penstock.runtime.ops.kv_write import HeadNorms, split_heads
@@ -16,21 +16,18 @@ from penstock.runtime.ops.kv_write import HeadNorms, split_heads
 class Attention(nn.Module):
     """`number` finds the layer's cache and angles in a step."""
 
-    def __init__(
-        self, spec: GQA, hidden_size: int, norm_eps: float, number: int, dtype: torch.dtype, table: int = 0
-    ) -> None:
+    def __init__(self, part: GQA, model: ModelSpec, number: int, dtype: torch.dtype) -> None:
         super().__init__()
-        self.spec = spec
+        self.spec = part
         self.number = number
-        self.table = table
-        """Which of a row's block tables it reads."""
-        self.qkv = Linear(hidden_size, spec.q_size + 2 * spec.kv_size, spec.qkv_bias, dtype)
-        self.out = Linear(spec.q_size, hidden_size, spec.out_bias, dtype)
-        self.gate = Linear(hidden_size, spec.q_size, spec.qkv_bias, dtype) if spec.gated else None
-        if spec.qk_norm is not None:
-            sizes = (spec.head_dim, spec.head_dim) if spec.qk_norm == "head" else (spec.q_size, spec.kv_size)
-            self.q_norm, self.k_norm = (RMSNorm(size, norm_eps) for size in sizes)
-        self.sinks = unfilled(spec.num_heads, dtype=torch.float32) if spec.sinks else None
+        self.table = model.cache_layout().table(number)
+        self.qkv = Linear(model.hidden_size, part.q_size + 2 * part.kv_size, part.qkv_bias, dtype)
+        self.out = Linear(part.q_size, model.hidden_size, part.out_bias, dtype)
+        self.gate = Linear(model.hidden_size, part.q_size, part.qkv_bias, dtype) if part.gated else None
+        if part.qk_norm is not None:
+            sizes = (part.head_dim, part.head_dim) if part.qk_norm == "head" else (part.q_size, part.kv_size)
+            self.q_norm, self.k_norm = (RMSNorm(size, model.norm.eps) for size in sizes)
+        self.sinks = unfilled(part.num_heads, dtype=torch.float32) if part.sinks else None
 
     def forward(self, x: Tensor, step: Step) -> Tensor:
         qkv, angles, norms = self.qkv(x), step.angles[self.number], self._head_norms()

@@ -42,9 +42,7 @@ class StreamLayer(nn.Module):
 class ResidualLayer(nn.Module):
     """Each sublayer's sum with its input is normed, and that norm is the stream from there on."""
 
-    def __init__(
-        self, attention: nn.Module, mlp: AnyMLP, norms: dict[str, AnyNorm], residual_scale: float = 1.0
-    ) -> None:
+    def __init__(self, attention: nn.Module, mlp: AnyMLP, norms: dict[str, AnyNorm]) -> None:
         super().__init__()
         self.attention = attention
         self.mlp = mlp

@@ -14,7 +14,7 @@ from penstock.errors import ModelFileError
 from penstock.runtime.models.fields import Fields
 from penstock.runtime.models.kinds.bounded import Bounded
 from penstock.runtime.models.kinds.forgetting import unbounded
-from penstock.runtime.models.registry import BY_GGUF, BY_MODEL_TYPE
+from penstock.runtime.models.registry import BY_GGUF, BY_MODEL_TYPE, GgufArchitecture
 from penstock.runtime.models.spec import ModelSpec, MoE, only_gqa
 from penstock.runtime.models.weights import Concat, Recipe, Recipes, Stack, Tensor, sources
 
@@ -96,10 +96,13 @@ def read_gguf_settings(metadata: Mapping[str, Any], spec: ModelSpec) -> AdapterS
 def base_recipes(spec: ModelSpec, *, is_gguf: bool = False, names: Collection[str] = ()) -> Recipes:
     """How parameters are made of the modules that adapters name. A tied output matrix is a parameter of its own here."""
     architecture = BY_MODEL_TYPE.get("deepseek_v3" if spec.architecture == "deepseek" else spec.architecture)
-    if architecture is None:
-        raise ModelFileError(f"adapters of architecture {spec.architecture} are not known")
     spec = unbounded(spec)
-    recipes = architecture.gguf_recipes(spec, names) if is_gguf else architecture.recipes(spec, names)
+    if is_gguf and isinstance(architecture, GgufArchitecture):
+        recipes = architecture.gguf_recipes(spec, names)
+    elif architecture is not None and not is_gguf:
+        recipes = architecture.recipes(spec, names)
+    else:
+        raise ModelFileError(f"adapters of architecture {spec.architecture} are not known")
     if spec.tied_embedding:
         recipes["output.weight"] = Tensor("output.weight" if is_gguf else "lm_head.weight")
     return {name: recipe for name, recipe in recipes.items() if name.endswith("weight")}

@@ -47,13 +47,11 @@ GGUF_NAMES = {"mistral": "llama", "mixtral": "llama", "qwen3_moe": "qwen3moe"}
 
 def published_recipes(spec: ModelSpec, *, gguf: bool) -> Recipes:
     """Names and orders of tensors in a file of that kind, as everyone writes them."""
-    table, name = (BY_GGUF, gguf_name(spec)) if gguf else (BY_CLASS, CLASSES.get(spec.architecture, ""))
-    if name not in table:
-        raise ConfigError(f"models of architecture {spec.architecture} are not written in this format; choose another")
-    recipes = table[name].gguf_recipes if gguf else table[name].recipes
-    if gguf and spec.architecture in CLASSES:
-        recipes = BY_CLASS[CLASSES[spec.architecture]].gguf_recipes
-    return recipes(spec, ())
+    if gguf and gguf_name(spec) in BY_GGUF:
+        return BY_GGUF[gguf_name(spec)].gguf_recipes(spec)
+    if not gguf and spec.architecture in CLASSES:
+        return BY_CLASS[CLASSES[spec.architecture]].recipes(spec)
+    raise ConfigError(f"models of architecture {spec.architecture} are not written in this format; choose another")
 
 
 def gguf_name(spec: ModelSpec) -> str:
@@ -135,10 +133,12 @@ def metadata_of(spec: ModelSpec) -> tuple[dict[str, object], dict[str, list[floa
     metadata = {"general.architecture": name, **{f"{name}.{key}": value for key, value in (found | keys).items()}}
     names = set(factors) | ({"token_embd.weight"} if spec.tied_embedding else {"token_embd.weight", "output.weight"})
     names |= _bias_names(spec)
-    wanted = spec
-    if isinstance(scaling, Llama3Scaling):  # it comes back as the factors that stand for it
-        wanted = _with_scaling(spec, LongRopeScaling((), (), 0, 1.0))
-    _check(wanted, lambda: _with_scaling(read_gguf(metadata, names, factors).spec, None, only=scaling), "GGUF metadata")
+    is_left_out = isinstance(scaling, Llama3Scaling)  # it comes back as the factors that stand for it
+
+    def compared(each: ModelSpec) -> ModelSpec:
+        return _without_scaling(each) if is_left_out else each
+
+    _check(compared(spec), lambda: compared(read_gguf(metadata, names, factors).spec), "GGUF metadata")
     return metadata, factors
 
 
@@ -147,15 +147,9 @@ def mlp_activation(spec: ModelSpec) -> str:
     return mlp.expert.activation if isinstance(mlp, MoE) else mlp.activation
 
 
-def _with_scaling(spec: ModelSpec, scaling: RopeScaling | None, only: RopeScaling | None = None) -> ModelSpec:
-    """The spec with Llama 3's scaling left out of the comparison."""
-    if only is not None and not isinstance(only, Llama3Scaling):
-        return spec
-    if scaling is None and only is None:
-        return spec
-    empty = LongRopeScaling((), (), 0, 1.0)
+def _without_scaling(spec: ModelSpec) -> ModelSpec:
     layers = tuple(
-        replace(layer, attention=replace(layer.attention, rope=replace(layer.attention.rope, scaling=empty)))
+        replace(layer, attention=replace(layer.attention, rope=replace(layer.attention.rope, scaling=None)))
         if isinstance(layer.attention, GQA | MLA) and layer.attention.rope
         else layer
         for layer in spec.layers

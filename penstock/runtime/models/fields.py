@@ -77,6 +77,13 @@ class Fields:
             raise self.wrong(name, "one of " + ", ".join(table))
         return table[value]
 
+    def choices(self, name: str, table: Mapping[str, T], length: int) -> list[T]:
+        """The entries of `table` that a list of words names."""
+        words = self.items(name, length)
+        if not all(isinstance(word, str) and word in table for word in words):
+            raise self.wrong(name, f"a list of {', '.join(table)}")
+        return [table[word] for word in words]
+
     def expect(self, name: str, *allowed: Any) -> None:
         """Refuse a setting that is not implemented: the field must be absent or one of these."""
         value = self._get(name)

@@ -57,10 +57,6 @@ class GgufHead:
         """The keys that stand under the architecture's name."""
         return Fields(self.metadata, GGUF, prefix=self.architecture + ".")
 
-    @property
-    def is_tied(self) -> bool:
-        return "output.weight" not in self.names
-
     def shape(self, norm: str = "rms") -> DecoderShape:
         fields = self.fields
         for name, allowed in _UNBUILT.items():
@@ -85,6 +81,7 @@ class GgufHead:
                 vocab_size=self._vocab_size(),
                 context=fields.whole("context_length", 1, MAX_CONTEXT),
                 norm=Norm("rms" if norm == "rms" else "layer", fields.number(eps, 0.0, 1.0)),
+                tied="output.weight" not in self.names,
             ),
         )
 

@@ -23,7 +23,7 @@ _NORMS: dict[NormPlacement, dict[str, str]] = {
 
 def model(
     spec: ModelSpec,
-    names: Collection[str],
+    names: Collection[str] = (),
     *,
     neighbours_paired: bool = False,
     norms: Mapping[str, str] | None = None,

@@ -27,18 +27,20 @@ def find_prefix(names: Collection[str], tensor: str, candidates: Iterable[str]) 
     return next((prefix for prefix in candidates if prefix + tensor in names), candidates[0])
 
 
+def ends(spec: ModelSpec, embedding: str, norm: str, head: str = "lm_head.weight") -> Recipes:
+    """What stands before the layers, and behind them."""
+    found: Recipes = {"embedding.weight": Tensor(embedding), "norm.weight": Tensor(norm)}
+    return found if spec.tied_embedding else found | {"output.weight": Tensor(head)}
+
+
 def decoder(spec: ModelSpec, prefix: str = "model.", head: str = "lm_head.weight", norm_plus: float = 0.0) -> Recipes:
     """All but the experts of a mixture. `norm_plus` is added to every norm's weight."""
 
     def norm(name: str) -> Recipe:
         return Plus(Tensor(name), norm_plus) if norm_plus else Tensor(name)
 
-    recipes: Recipes = {
-        "embedding.weight": Tensor(f"{prefix}embed_tokens.weight"),
-        "norm.weight": norm(f"{prefix}norm.weight"),
-    }
-    if not spec.tied_embedding:
-        recipes["output.weight"] = Tensor(head)
+    recipes = ends(spec, f"{prefix}embed_tokens.weight", f"{prefix}norm.weight", head)
+    recipes["norm.weight"] = norm(f"{prefix}norm.weight")
     for index, layer in enumerate(spec.layers):
         ours, theirs = f"layers.{index}.", f"{prefix}layers.{index}."
         for mine, name in _NORMS[layer.norms].items():
@@ -105,20 +107,35 @@ def gated_mlp(ours: str, theirs: str, *, bias: bool = False) -> Recipes:
     return recipes
 
 
-def experts(mlp: MoE, ours: str, theirs: str, gate: str, up: str, down: str) -> Recipes:
-    """A mixture stored expert by expert: `{theirs}gate` is the router, `{theirs}experts.{i}.{gate}` a matrix."""
+def experts(
+    spec: ModelSpec,
+    folder: str = "mlp",
+    *,
+    gate: str = "gate_proj",
+    up: str = "up_proj",
+    down: str = "down_proj",
+    shared: str = "shared_experts",
+) -> Recipes:
+    """Mixtures stored expert by expert: `gate` in a layer's folder is the router, `experts.{i}.{gate}` a matrix."""
+    found: Recipes = {}
+    for number, layer in enumerate(spec.layers):
+        if isinstance(layer.mlp, MoE):
+            ours, theirs = f"layers.{number}.mlp.", f"model.layers.{number}.{folder}."
+            found |= _mixture(layer.mlp, ours, theirs, (gate, up, down))
+            if layer.mlp.shared is not None:
+                found |= gated_mlp(f"{ours}shared.", f"{theirs}{shared}.", bias=layer.mlp.shared.bias)
+    return found
 
-    def tensor(index: int, name: str) -> Tensor:
-        return Tensor(f"{theirs}experts.{index}.{name}.weight")
 
-    indices = range(mlp.num_experts)
-    beside: Recipes = {}
-    if mlp.scores == "sigmoid":
-        beside[f"{ours}offsets"] = Tensor(f"{theirs}gate.e_score_correction_bias")
-    if mlp.shared is not None:
-        beside |= gated_mlp(f"{ours}shared.", f"{theirs}shared_experts.", bias=mlp.shared.bias)
-    return beside | {
+def _mixture(mlp: MoE, ours: str, theirs: str, names: tuple[str, str, str]) -> Recipes:
+    gates, ups, downs = (
+        [Tensor(f"{theirs}experts.{number}.{name}.weight") for number in range(mlp.num_experts)] for name in names
+    )
+    found: Recipes = {
         f"{ours}router.weight": Tensor(f"{theirs}gate.weight"),
-        f"{ours}experts.gate_up.weight": Stack(tuple(Concat((tensor(i, gate), tensor(i, up))) for i in indices)),
-        f"{ours}experts.down.weight": Stack(tuple(tensor(i, down) for i in indices)),
+        f"{ours}experts.gate_up.weight": Stack(tuple(Concat(pair) for pair in zip(gates, ups))),
+        f"{ours}experts.down.weight": Stack(tuple(downs)),
     }
+    if mlp.scores == "sigmoid":
+        found[f"{ours}offsets"] = Tensor(f"{theirs}gate.e_score_correction_bias")
+    return found

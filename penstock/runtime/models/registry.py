@@ -6,7 +6,7 @@ A new architecture is a module that offers `Architecture` and a row in each tabl
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from penstock.errors import ModelFileError
 from penstock.runtime.models.architectures import (
@@ -34,6 +34,8 @@ from penstock.runtime.models.quantization import METHODS, replace_floats
 from penstock.runtime.models.spec import ModelSpec
 from penstock.runtime.models.weights import Recipes
 
+T = TypeVar("T")
+
 
 class Architecture(Protocol):
     """What a module of this folder offers. `names` are the checkpoint's tensors; none means the published layout."""
@@ -41,6 +43,11 @@ class Architecture(Protocol):
     def spec_from_config(self, config: Mapping[str, Any]) -> ModelSpec: ...
 
     def recipes(self, spec: ModelSpec, names: Collection[str] = ()) -> Recipes: ...
+
+
+@runtime_checkable
+class GgufArchitecture(Architecture, Protocol):
+    """One that is read from GGUF files too."""
 
     def spec_from_gguf(self, head: GgufHead) -> ModelSpec: ...
 
@@ -57,65 +64,46 @@ class RegisteredModel:
     """Of a layer behind the last that foretells one token further; none where the checkpoint lacks it."""
 
 
-BY_CLASS: dict[str, Architecture] = {
-    "LlamaForCausalLM": llama,
-    "MistralForCausalLM": mistral,
-    "MixtralForCausalLM": mixtral,
-    "Qwen2ForCausalLM": qwen2,
-    "Qwen3ForCausalLM": qwen3,
-    "Qwen3MoeForCausalLM": qwen3_moe,
-    "Gemma2ForCausalLM": gemma2,
-    "Gemma3ForCausalLM": gemma3,
-    "Gemma3ForConditionalGeneration": gemma3,
-    "Phi3ForCausalLM": phi3,
-    "GPT2LMHeadModel": gpt2,
-    "Olmo2ForCausalLM": olmo2,
-    "GptOssForCausalLM": gpt_oss,
-    "GraniteMoeHybridForCausalLM": granite4,
-    "Lfm2ForCausalLM": lfm2,
-    "Qwen3NextForCausalLM": qwen3_next,
-    "FalconH1ForCausalLM": falcon_h1,
-    "NemotronHForCausalLM": nemotron_h,
-    "DeepseekV2ForCausalLM": deepseek,
-    "DeepseekV3ForCausalLM": deepseek,
-    "Glm4MoeLiteForCausalLM": deepseek,
-    "Llama4ForCausalLM": llama4,
-    "Llama4ForConditionalGeneration": llama4,
-    "BertModel": bert,
-    "BertForMaskedLM": bert,
-}
-"""By the first of a config's `architectures`."""
+class ConfigNames(NamedTuple):
+    """An architecture, and what a `config.json` calls it."""
 
-BY_MODEL_TYPE: dict[str, Architecture] = {
-    "llama": llama,
-    "mistral": mistral,
-    "mixtral": mixtral,
-    "qwen2": qwen2,
-    "qwen3": qwen3,
-    "qwen3_moe": qwen3_moe,
-    "gemma2": gemma2,
-    "gemma3": gemma3,
-    "gemma3_text": gemma3,
-    "phi3": phi3,
-    "gpt2": gpt2,
-    "olmo2": olmo2,
-    "gpt_oss": gpt_oss,
-    "granitemoehybrid": granite4,
-    "lfm2": lfm2,
-    "qwen3_next": qwen3_next,
-    "falcon_h1": falcon_h1,
-    "nemotron_h": nemotron_h,
-    "kimi_k2": deepseek,
-    "deepseek_v2": deepseek,
-    "deepseek_v3": deepseek,
-    "glm4_moe_lite": deepseek,
-    "llama4": llama4,
-    "llama4_text": llama4,
-    "bert": bert,
-}
-"""By a config's `model_type`, where it names no `architectures`."""
+    architecture: Architecture
+    classes: tuple[str, ...]
+    """The first of its `architectures`."""
+    model_types: tuple[str, ...]
+    """Its `model_type`, where it names no `architectures`."""
 
-BY_GGUF: dict[str, Architecture] = {
+
+ARCHITECTURES = (
+    ConfigNames(llama, ("LlamaForCausalLM",), ("llama",)),
+    ConfigNames(mistral, ("MistralForCausalLM",), ("mistral",)),
+    ConfigNames(mixtral, ("MixtralForCausalLM",), ("mixtral",)),
+    ConfigNames(qwen2, ("Qwen2ForCausalLM",), ("qwen2",)),
+    ConfigNames(qwen3, ("Qwen3ForCausalLM",), ("qwen3",)),
+    ConfigNames(qwen3_moe, ("Qwen3MoeForCausalLM",), ("qwen3_moe",)),
+    ConfigNames(gemma2, ("Gemma2ForCausalLM",), ("gemma2",)),
+    ConfigNames(gemma3, ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"), ("gemma3", "gemma3_text")),
+    ConfigNames(phi3, ("Phi3ForCausalLM",), ("phi3",)),
+    ConfigNames(gpt2, ("GPT2LMHeadModel",), ("gpt2",)),
+    ConfigNames(olmo2, ("Olmo2ForCausalLM",), ("olmo2",)),
+    ConfigNames(gpt_oss, ("GptOssForCausalLM",), ("gpt_oss",)),
+    ConfigNames(granite4, ("GraniteMoeHybridForCausalLM",), ("granitemoehybrid",)),
+    ConfigNames(lfm2, ("Lfm2ForCausalLM",), ("lfm2",)),
+    ConfigNames(qwen3_next, ("Qwen3NextForCausalLM",), ("qwen3_next",)),
+    ConfigNames(falcon_h1, ("FalconH1ForCausalLM",), ("falcon_h1",)),
+    ConfigNames(nemotron_h, ("NemotronHForCausalLM",), ("nemotron_h",)),
+    ConfigNames(
+        deepseek,
+        ("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM"),
+        ("kimi_k2", "deepseek_v2", "deepseek_v3", "glm4_moe_lite"),
+    ),
+    ConfigNames(llama4, ("Llama4ForCausalLM", "Llama4ForConditionalGeneration"), ("llama4", "llama4_text")),
+    ConfigNames(bert, ("BertModel", "BertForMaskedLM"), ("bert",)),
+)
+BY_CLASS: dict[str, Architecture] = {name: row.architecture for row in ARCHITECTURES for name in row.classes}
+BY_MODEL_TYPE: dict[str, Architecture] = {name: row.architecture for row in ARCHITECTURES for name in row.model_types}
+
+BY_GGUF: dict[str, GgufArchitecture] = {
     "llama": llama,
     "qwen2": qwen2,
     "qwen3": qwen3,
@@ -126,10 +114,19 @@ BY_GGUF: dict[str, Architecture] = {
     "gpt2": gpt2,
     "olmo2": olmo2,
     "gpt-oss": gpt_oss,
-    "deepseek2": deepseek,
     "bert": bert,
 }
 """By a GGUF file's `general.architecture`; `llama` stands for Mistral and Mixtral too."""
+
+NOT_FROM_GGUF = {
+    "deepseek2": "DeepSeek",
+    "falcon-h1": "Falcon-H1",
+    "granitehybrid": "Granite 4",
+    "lfm2": "LFM2",
+    "nemotron_h": "Nemotron-H",
+    "qwen3next": "Qwen3-Next",
+}
+"""Architectures of GGUF files that are read from safetensors alone."""
 
 QUANTIZATIONS: dict[str, tuple[Architecture, ...]] = {
     "mxfp4": (gpt_oss,),
@@ -167,6 +164,9 @@ def read_gguf(
     """The model of a GGUF file. `factors` are the contents of those of `positions.FACTOR_TENSORS` that are in it."""
     names = frozenset(names)
     head = GgufHead(metadata, names, factors or {})
+    if head.architecture in NOT_FROM_GGUF:
+        name = NOT_FROM_GGUF[head.architecture]
+        raise ModelFileError(f"{name} is not read from GGUF; use the safetensors checkpoint")
     architecture = _find(BY_GGUF, head.architecture, "GGUF architecture")
     if architecture is llama and head.fields.whole("expert_count", 0, 2**31, 0):
         architecture = mixtral
@@ -189,7 +189,7 @@ def _by_config(config: Mapping[str, Any]) -> Architecture:
     return _find(BY_MODEL_TYPE, model_type, "model_type")
 
 
-def _find(table: Mapping[str, Architecture], name: str, what: str) -> Architecture:
+def _find(table: Mapping[str, T], name: str, what: str) -> T:
     if name in table:
         return table[name]
     near = get_close_matches(name[:100], table, n=1)

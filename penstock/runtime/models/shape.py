@@ -43,11 +43,13 @@ class DecoderShape:
     context: int
     """As the file states it: some RoPE scalings stretch it."""
     norm: Norm
+    tied: bool
+    """The output matrix is the embedding matrix."""
 
     def attention(self, rope: Rope | None) -> GQA:
         return GQA(self.num_heads, self.num_kv_heads, self.head_dim, rope, scale=self.head_dim**-0.5)
 
-    def model(self, architecture: str, layers: Iterable[Layer], *, tied: bool) -> ModelSpec:
+    def model(self, architecture: str, layers: Iterable[Layer]) -> ModelSpec:
         layers = tuple(layers)
         rope = layers[0].attention.rope
         return ModelSpec(
@@ -57,12 +59,12 @@ class DecoderShape:
             layers=layers,
             norm=self.norm,
             max_context=scaled_context(self.context, rope.scaling if rope else None),
-            tied_embedding=tied,
+            tied_embedding=self.tied,
         )
 
 
-def shape_from_config(fields: Fields) -> DecoderShape:
-    """The names nearly every Hugging Face config shares."""
+def shape_from_config(fields: Fields, *, tied: bool = False) -> DecoderShape:
+    """The names nearly every Hugging Face config shares; `tied` is what counts where it does not say."""
     hidden_size = fields.whole("hidden_size", 1, MAX_HIDDEN)
     num_heads = fields.whole("num_attention_heads", 1, MAX_HEADS)
     if fields.has("head_dim"):
@@ -81,6 +83,7 @@ def shape_from_config(fields: Fields) -> DecoderShape:
             vocab_size=fields.whole("vocab_size", 1, MAX_VOCABULARY),
             context=fields.whole("max_position_embeddings", 1, MAX_CONTEXT),
             norm=Norm("rms", fields.number("rms_norm_eps", 0.0, 1.0)),
+            tied=fields.flag("tie_word_embeddings", tied),
         ),
     )
 

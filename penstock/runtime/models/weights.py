@@ -207,6 +207,18 @@ def sources(recipe: Recipe) -> Iterator[str]:
             yield from sources(part)
 
 
+def row_parts(recipe: Recipe) -> Iterator[Recipe]:
+    """What a recipe is made of by picking, joining and permuting whole rows."""
+    match recipe:
+        case Concat(parts) | Stack(parts):
+            for part in parts:
+                yield from row_parts(part)
+        case Take(part) | HalvesPaired(part):
+            yield from row_parts(part)
+        case _:
+            yield recipe
+
+
 def integer_parts(recipe: Integers) -> tuple[str, ...]:
     """Last names of a matrix's tensors: numbers, scales, zeros if there are any, then what else there is."""
     match recipe:

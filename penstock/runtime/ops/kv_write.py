@@ -70,7 +70,7 @@ def kv_write(keys: Tensor, values: Tensor, cache: AnyCache, slots: Tensor) -> No
     elif cache.keys.dtype == torch.float8_e4m3fn:
         new = tuple(heads.float().clamp(-MOST_FLOAT, MOST_FLOAT).to(cache.keys.dtype) for heads in new)
     for part, heads in zip(cache, new):
-        _plain(part).flatten(0, 1).index_copy_(0, slots, _plain(heads))
+        plain(part).flatten(0, 1).index_copy_(0, slots, plain(heads))
 
 
 def _rounded(heads: Tensor) -> tuple[Tensor, Tensor]:
@@ -80,7 +80,7 @@ def _rounded(heads: Tensor) -> tuple[Tensor, Tensor]:
     return (wide * (MOST_WHOLE / most)[..., None]).round().nan_to_num().to(torch.int8), most / MOST_WHOLE
 
 
-def _plain(numbers: Tensor) -> Tensor:
+def plain(numbers: Tensor) -> Tensor:
     """8-bit floats as bytes: not every operation of torch moves them."""
     return numbers.view(torch.uint8) if numbers.dtype == torch.float8_e4m3fn else numbers
 
@@ -165,7 +165,7 @@ def _block_examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
 @operation(_block_examples)
 def gather_blocks(blocks: Tensor, parts: BlockParts) -> Tensor:
     """[blocks, bytes]: what those blocks have in all parts [num_blocks, ...], one part after another."""
-    chosen = [_plain(part).index_select(0, blocks).contiguous() for part in parts.tensors]
+    chosen = [plain(part).index_select(0, blocks).contiguous() for part in parts.tensors]
     return torch.cat([part.view(torch.uint8).view(len(blocks), -1) for part in chosen], dim=1)
 
 
@@ -180,6 +180,6 @@ def scatter_blocks(blocks: Tensor, parts: BlockParts, rows: Tensor) -> None:
     begin = 0
     for part in parts.tensors:
         size = part[0].numel() * part.element_size()
-        own = rows[:, begin : begin + size].contiguous().view(_plain(part).dtype)
-        _plain(part).index_copy_(0, blocks, own.view(len(blocks), *part.shape[1:]))
+        own = rows[:, begin : begin + size].contiguous().view(plain(part).dtype)
+        plain(part).index_copy_(0, blocks, own.view(len(blocks), *part.shape[1:]))
         begin += size

@@ -1,17 +1,17 @@
 """Packed weight matrices: the few layouts every quantized format is brought to when it is loaded.
 
 A matrix [rows, columns] is cut into groups of 32 inputs of a row; a number is scale * q + minimum, with a scale and perhaps a
-minimum of its own for each group, both in half precision. `Grouped` holds that row by row; `W4` and `W8` hold the same
+minimum of its own for each group, both in half precision. `Grouped` holds that row by row; `PackedGroups` holds the same
 numbers in the order kernels read them:
 
     for each run of 16 rows, for each group:  values | 16 scales | 16 minimums
-    values, as bytes  [8 lines][16 rows][4 inputs]   of W4: [4 lines], low half line j, high half line j + 4
+    values, as bytes  [8 lines][16 rows][4 inputs]   of 4 bits: [4 lines], low half line j, high half line j + 4
 
 Matrices that round what they are multiplied with are `PackedInt8`. That is for CPUs. `Words` hold them row by row for GPUs, and
 products with them are operations. Knows no file format.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
 
@@ -60,9 +60,7 @@ class Grouped:
 
     def take(self, rows: Tensor) -> "Grouped":
         """Rows by number."""
-        minimums = None if self.minimums is None else self.minimums.index_select(0, rows)
-        values, scales = self.values.index_select(0, rows), self.scales.index_select(0, rows)
-        return replace(self, values=values, scales=scales, minimums=minimums)
+        return self._each(lambda numbers: numbers.index_select(0, rows))
 
     def take_columns(self, columns: range) -> "Grouped":
         """Rows between whole groups."""
@@ -72,14 +70,15 @@ class Grouped:
                 "choose other ranks, or load the model with --dtype bfloat16"
             )
         held = slice(columns.start // GROUP, columns.stop // GROUP)
-        minimums = None if self.minimums is None else self.minimums[:, held].contiguous()
-        values, scales = self.values[:, held].contiguous(), self.scales[:, held].contiguous()
-        return Grouped(values, scales, minimums, rounds=self.rounds)
+        return replace(self._each(lambda numbers: numbers[:, held].contiguous()), order=None)
 
     def to(self, device: torch.device) -> "Grouped":
         """Its numbers on a device; `order` stays."""
-        minimums = None if self.minimums is None else self.minimums.to(device)
-        return replace(self, values=self.values.to(device), scales=self.scales.to(device), minimums=minimums)
+        return self._each(lambda numbers: numbers.to(device))
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> "Grouped":
+        minimums = None if self.minimums is None else change(self.minimums)
+        return replace(self, values=change(self.values), scales=change(self.scales), minimums=minimums)
 
     def with_order(self, order: Tensor | None) -> "Grouped":
         return replace(self, order=order)
@@ -97,35 +96,21 @@ class Grouped:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class W4:
-    """4-bit values 0 .. 15, with minimums."""
+class PackedGroups:
+    """4-bit values 0 .. 15, with minimums, or 8-bit values -128 .. 127, with minimums where the format has them."""
 
     data: Tensor
     num_rows: int
     num_columns: int
-
-    bits = 4
-    has_minimum = True
-    block_bytes = 256 + 2 * SCALES_BYTES
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class W8:
-    """8-bit values -128 .. 127; minimums where the format has them."""
-
-    data: Tensor
-    num_rows: int
-    num_columns: int
+    bits: int
     has_minimum: bool
-
-    bits = 8
 
     @property
     def block_bytes(self) -> int:
-        return 512 + SCALES_BYTES * (1 + self.has_minimum)
+        return TILE * GROUP * self.bits // 8 + SCALES_BYTES * (1 + self.has_minimum)
 
 
-Packed: TypeAlias = W4 | W8 | PackedInt8
+Packed: TypeAlias = PackedGroups | PackedInt8
 
 
 def join_rows(parts: Sequence[Grouped]) -> Grouped:
@@ -177,9 +162,7 @@ def pack(matrix: Grouped) -> Packed:
         data[:, :, split + SCALES_BYTES :] = _tiled(matrix.minimums, num_tiles)
     elif has_minimum:
         data[:, :, split + SCALES_BYTES :] = 0
-    if matrix.bits == 4:
-        return W4(data.flatten(), matrix.num_rows, matrix.num_columns)
-    return W8(data.flatten(), matrix.num_rows, matrix.num_columns, has_minimum)
+    return PackedGroups(data.flatten(), matrix.num_rows, matrix.num_columns, matrix.bits, has_minimum)
 
 
 def unpack(packed: Packed) -> Grouped:

@@ -12,7 +12,7 @@ from torch import Tensor
 from penstock.errors import ConfigError
 from penstock.runtime.formats.checkpoint import RawTensor
 from penstock.runtime.formats.safetensors import open_safetensors
-from penstock.runtime.formats.safetensors_out import safetensors_metadata, write_safetensors
+from penstock.runtime.formats.tensor_file import safetensors_metadata, write_safetensors
 
 HELD_OUT_EVERY = 10
 """One text in so many is held out: acceptance is measured on these."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from penstock.errors import ConfigError
-from penstock.runtime.formats.safetensors_out import write_safetensors
+from penstock.runtime.formats.tensor_file import write_safetensors
 
 
 def make_folder(folder: Path) -> None:

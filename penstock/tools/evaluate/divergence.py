@@ -15,7 +15,7 @@ from torch import Tensor
 
 from penstock.errors import ConfigError, PenstockError
 from penstock.runtime.formats.safetensors import SafetensorsFile
-from penstock.runtime.formats.safetensors_out import write_safetensors
+from penstock.runtime.formats.tensor_file import write_safetensors
 from penstock.tools.evaluate.intervals import ratio_of_sums
 
 KEPT = 256

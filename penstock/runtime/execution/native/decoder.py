@@ -76,7 +76,7 @@ class NativeDecoder:
     def __init__(self, spec: ModelSpec, weights: NativeWeights, library: Library, is_invariant: bool = False) -> None:
         self.spec = spec
         self._weights = weights
-        self._library = library
+        self.library = library
         self._is_invariant = is_invariant
         self.ropes = list(dict.fromkeys(layer.attention.rope for layer in spec.layers if layer.attention.rope))
         """Distinct rotations, in the order of the native layers' numbers."""
@@ -84,14 +84,11 @@ class NativeDecoder:
         self._layers = (native.NativeLayer * spec.num_layers)(*(self._layer(i) for i in range(spec.num_layers)))
         self._model = self._describe()
         self._caches: Sequence[AnyCache] | None = None
-        self._tables = [place[0] if place else 0 for place in spec.cache_layout().places]
+        layout = spec.cache_layout()
+        self._tables = [layout.table(number) for number in range(spec.num_layers)]
         """Which of a row's block tables each layer reads where windows free their blocks."""
         # Kept between steps: fresh memory of this size would cost as much as computing what goes there.
         self._scores = torch.empty((KEPT_SCORES // spec.vocab_size, spec.vocab_size))
-
-    @property
-    def library(self) -> Library:
-        return self._library
 
     def matrix(self, name: str) -> Packed:
         """A packed matrix by its name; `output` is the embedding where they are one."""
@@ -101,7 +98,7 @@ class NativeDecoder:
     def with_vocabulary(self, count: int) -> "NativeDecoder":
         """The model over the same weights, whose likeliest token is one of the first so many: vocabularies are mostly in the
         order of frequency, and the output matrix of a small model is a large part of it."""
-        model = NativeDecoder(self.spec, self._weights, self._library, self._is_invariant)
+        model = NativeDecoder(self.spec, self._weights, self.library, self._is_invariant)
         model._model.output.num_rows = min(count, model._model.output.num_rows)
         return model
 
@@ -145,11 +142,11 @@ class NativeDecoder:
             tables.stride(0),
         )
         if sharing is None:
-            self._library.step(self._model, inputs)
+            self.library.step(self._model, inputs)
         elif adaptation is not None:
-            self._library.adapted_step(self._model, inputs, sharing, adaptation)
+            self.library.adapted_step(self._model, inputs, sharing, adaptation)
         else:
-            self._library.shared_step(self._model, inputs, sharing)
+            self.library.shared_step(self._model, inputs, sharing)
         return hidden
 
     def compute(
@@ -158,23 +155,19 @@ class NativeDecoder:
         """A step described by rows; False, with nothing done, if it reaches beyond their blocks."""
         if caches is not self._caches:
             self._bind(caches, frees=step.num_tables > 1)
-        return self._library.step_rows(self._model, step, adaptation)
+        return self.library.step_rows(self._model, step, adaptation)
 
     def interrupt(self, *, is_on: bool) -> None:
         """From any thread: steps that yield are left halfway, from now on and until told otherwise."""
-        self._library.interrupt(is_on=is_on)
+        self.library.interrupt(is_on=is_on)
 
     def scores(self, hidden: Tensor) -> Tensor:
         """float32 scores over the vocabulary for some hidden states; the next call may write over them."""
         scores = self._scores[: len(hidden)] if len(hidden) <= len(self._scores) else None
         softcap = self.spec.logit_softcap or 0.0
-        return self._library.multiply(
+        return self.library.multiply(
             hidden, self._model.output, is_invariant=self._is_invariant, softcap=softcap, out=scores
         )
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """The same: native scores are float32."""
-        return self.scores(hidden)
 
     def likeliest(self, hidden: Tensor, allowed: tuple[Tensor, Tensor] | None = None) -> Tensor:
         """The likeliest token after each hidden state, `NOT_DRAWN` where scores are not finite. No scores are laid down.
@@ -182,7 +175,7 @@ class NativeDecoder:
         With bitmasks `allowed`, and which of them holds for each state, of those tokens; `NOTHING_LEFT` where there is none.
         A soft cap is left out: it leaves the order as it is, or makes large scores equal.
         """
-        return self._library.likeliest(hidden, self._model.output, is_invariant=self._is_invariant, allowed=allowed)
+        return self.library.likeliest(hidden, self._model.output, is_invariant=self._is_invariant, allowed=allowed)
 
     def _bind(self, caches: Sequence[AnyCache], *, frees: bool = False) -> None:
         strides = {_block_stride(cache) for cache in caches}

@@ -7,16 +7,16 @@ from penstock.runtime.layers.attention import Attention
 from penstock.runtime.layers.kinds.recurrent import states_of
 from penstock.runtime.layers.step import Step
 from penstock.runtime.models.kinds.bounded import Bounded
-from penstock.runtime.models.spec import only_gqa
+from penstock.runtime.models.spec import ModelSpec
 from penstock.runtime.ops.kinds.bounded import bounded_attention
 from penstock.runtime.ops.kv_write import split_heads
 from penstock.runtime.ops.rope import Angles, angle_table
 
 
 class BoundedAttention(Attention):
-    def __init__(self, spec: Bounded, hidden_size: int, norm_eps: float, number: int, dtype: torch.dtype) -> None:
-        super().__init__(only_gqa(spec.attention, "bounded"), hidden_size, norm_eps, number, dtype)
-        self.bound = spec
+    def __init__(self, part: Bounded, model: ModelSpec, number: int, dtype: torch.dtype) -> None:
+        super().__init__(part.attention, model, number, dtype)
+        self.bound = part
         self._table: Angles | None = None
 
     def forward(self, x: Tensor, step: Step) -> Tensor:

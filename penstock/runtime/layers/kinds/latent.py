@@ -6,30 +6,29 @@ from torch import Tensor, nn
 from penstock.runtime.layers.linear import Linear
 from penstock.runtime.layers.norm import RMSNorm
 from penstock.runtime.layers.step import Step
-from penstock.runtime.models.spec import MLA
+from penstock.runtime.models.spec import MLA, ModelSpec
 from penstock.runtime.ops.kinds.latent import LatentPlaces, latent_attention, place_latents
 
 
 class LatentAttention(nn.Module):
     """`q_a`, `q_b` make queries by way of a latent, `q` at once; `kv_a` makes what is cached, `kv_b` keys and values of it."""
 
-    def __init__(
-        self, spec: MLA, hidden_size: int, norm_eps: float, number: int, dtype: torch.dtype, table: int = 0
-    ) -> None:
+    def __init__(self, part: MLA, model: ModelSpec, number: int, dtype: torch.dtype) -> None:
         super().__init__()
-        self.spec = spec
+        hidden_size, eps = model.hidden_size, model.norm.eps
+        self.spec = part
         self.number = number
-        self.table = table
-        if spec.q_rank is None:
-            self.q = Linear(hidden_size, spec.q_size, False, dtype)
+        self.table = model.cache_layout().table(number)
+        if part.q_rank is None:
+            self.q = Linear(hidden_size, part.q_size, False, dtype)
         else:
-            self.q_a = Linear(hidden_size, spec.q_rank, spec.bias, dtype)
-            self.q_a_norm = RMSNorm(spec.q_rank, norm_eps)
-            self.q_b = Linear(spec.q_rank, spec.q_size, False, dtype)
-        self.kv_a = Linear(hidden_size, spec.kv_rank + spec.rope.dim, spec.bias, dtype)
-        self.kv_a_norm = RMSNorm(spec.kv_rank, norm_eps)
-        self.kv_b = Linear(spec.kv_rank, spec.num_heads * (spec.plain_dim + spec.value_dim), False, dtype)
-        self.out = Linear(spec.num_heads * spec.value_dim, hidden_size, spec.bias, dtype)
+            self.q_a = Linear(hidden_size, part.q_rank, part.bias, dtype)
+            self.q_a_norm = RMSNorm(part.q_rank, eps)
+            self.q_b = Linear(part.q_rank, part.q_size, False, dtype)
+        self.kv_a = Linear(hidden_size, part.kv_rank + part.rope.dim, part.bias, dtype)
+        self.kv_a_norm = RMSNorm(part.kv_rank, eps)
+        self.kv_b = Linear(part.kv_rank, part.num_heads * (part.plain_dim + part.value_dim), False, dtype)
+        self.out = Linear(part.num_heads * part.value_dim, hidden_size, part.bias, dtype)
 
     def forward(self, x: Tensor, step: Step) -> Tensor:
         spec, angles, layout = self.spec, step.angles[self.number], step.layout_of(self.table)

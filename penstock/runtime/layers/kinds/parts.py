@@ -16,9 +16,9 @@ from penstock.runtime.layers.kinds.latent import LatentAttention
 from penstock.runtime.layers.kinds.recurrent import DeltaNet, ShortConvolution, StateCache, StateSpace
 from penstock.runtime.layers.kinds.side_by_side import BothCaches, Mixers
 from penstock.runtime.models.kinds.bounded import Bounded
-from penstock.runtime.models.kinds.recurrent import GatedDelta, Mamba2, ShortConv
+from penstock.runtime.models.kinds.recurrent import Convolved, GatedDelta, Mamba2, ShortConv
 from penstock.runtime.models.kinds.side_by_side import SideBySide
-from penstock.runtime.models.spec import GQA, MLA, ModelSpec, only_gqa
+from penstock.runtime.models.spec import GQA, MLA, ModelSpec
 from penstock.runtime.ops.kinds.bounded import BoundedCache
 from penstock.runtime.ops.kv_write import empty_cache, zeros
 from penstock.runtime.ops.layout import LatentCache
@@ -28,8 +28,8 @@ Pages = Any
 
 
 class PartBuild(NamedTuple):
-    layer: Callable[[Any, ModelSpec, int, torch.dtype, int], nn.Module]
-    """Of a part, its spec, its number, the numbers' type and the block table it reads."""
+    layer: Callable[[Any, ModelSpec, int, torch.dtype], nn.Module]
+    """Of a part, the model it is in, its layer's number and the numbers' type."""
     pages: Callable[[Any, int, int, torch.dtype, torch.device], Pages]
     """Of a part, a number of blocks and their size, a type and a device."""
     cache: Callable[[Any, Pages, int, torch.dtype, torch.device], Any] = lambda part, pages, *_: pages
@@ -38,16 +38,10 @@ class PartBuild(NamedTuple):
     """A step of one token a sequence looks nothing up on the host."""
 
 
-def _attention(part: GQA, spec: ModelSpec, number: int, dtype: torch.dtype, table: int) -> nn.Module:
-    return Attention(part, spec.hidden_size, spec.norm.eps, number, dtype, table)
-
-
-def _keys_and_values(part: GQA, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device) -> Pages:
+def _keys_and_values(
+    part: GQA | SideBySide, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+) -> Pages:
     return empty_cache((num_blocks, block_size, *part.cache_shape), dtype, device)
-
-
-def _latent(part: MLA, spec: ModelSpec, number: int, dtype: torch.dtype, table: int) -> nn.Module:
-    return LatentAttention(part, spec.hidden_size, spec.norm.eps, number, dtype, table)
 
 
 def _latents(part: MLA, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device) -> Pages:
@@ -60,39 +54,9 @@ def _no_pages(part: object, *_: object) -> Pages:
     raise RuntimeError(f"{type(part).__name__} keeps no blocks")
 
 
-def _convolution(part: ShortConv, spec: ModelSpec, number: int, dtype: torch.dtype, table: int) -> nn.Module:
-    return ShortConvolution(part, spec.hidden_size, number, dtype)
-
-
-def _state_space(part: Mamba2, spec: ModelSpec, number: int, dtype: torch.dtype, table: int) -> nn.Module:
-    return StateSpace(part, spec.hidden_size, spec.norm.eps, number, dtype)
-
-
-def _delta_net(part: GatedDelta, spec: ModelSpec, number: int, dtype: torch.dtype, table: int) -> nn.Module:
-    return DeltaNet(part, spec.hidden_size, spec.norm.eps, number, dtype)
-
-
-def _last_inputs(
-    part: ShortConv, pages: Pages, num_states: int, dtype: torch.dtype, device: torch.device
-) -> StateCache:
-    inputs = zeros((num_states, part.size, part.width - 1), torch.float32, device)
-    return StateCache(inputs, inputs[:, :0])
-
-
-def _sums(part: Mamba2, pages: Pages, num_states: int, dtype: torch.dtype, device: torch.device) -> StateCache:
-    inputs = zeros((num_states, part.conv_size, part.width - 1), torch.float32, device)
-    shape = (num_states, part.num_heads, part.head_dim, part.state_size)
-    return StateCache(inputs, zeros(shape, torch.float32, device))
-
-
-def _answers(part: GatedDelta, pages: Pages, num_states: int, dtype: torch.dtype, device: torch.device) -> StateCache:
-    inputs = zeros((num_states, part.conv_size, part.width - 1), torch.float32, device)
-    shape = (num_states, part.num_heads, part.key_dim, part.value_dim)
-    return StateCache(inputs, zeros(shape, torch.float32, device))
-
-
-def _bounded(part: Bounded, spec: ModelSpec, number: int, dtype: torch.dtype, table: int) -> nn.Module:
-    return BoundedAttention(part, spec.hidden_size, spec.norm.eps, number, dtype)
+def _states(part: Convolved, pages: Pages, num_states: int, dtype: torch.dtype, device: torch.device) -> StateCache:
+    shapes = (part.conv_size, part.width - 1), part.sum_shape
+    return StateCache(*(zeros((num_states, *shape), torch.float32, device) for shape in shapes))
 
 
 def _entries(part: Bounded, pages: Pages, num_states: int, dtype: torch.dtype, device: torch.device) -> BoundedCache:
@@ -101,26 +65,18 @@ def _entries(part: Bounded, pages: Pages, num_states: int, dtype: torch.dtype, d
     return BoundedCache(keys, values, zeros(shape, torch.float32, device))
 
 
-def _mixers(part: SideBySide, spec: ModelSpec, number: int, dtype: torch.dtype, table: int) -> nn.Module:
-    return Mixers(part, spec.hidden_size, spec.norm.eps, number, dtype, table)
-
-
-def _beside(part: SideBySide, *how: Any) -> Pages:
-    return _keys_and_values(only_gqa(part.attention, "kept beside a state"), *how)
-
-
-def _both(part: SideBySide, pages: Pages, num_states: int, dtype: torch.dtype, device: torch.device) -> BothCaches:
-    return BothCaches(pages, _sums(part.state_space, pages, num_states, dtype, device))
+def _both(part: SideBySide, pages: Pages, *how: Any) -> BothCaches:
+    return BothCaches(pages, _states(part.state_space, pages, *how))
 
 
 PARTS: dict[type, PartBuild] = {
-    SideBySide: PartBuild(_mixers, _beside, _both),
-    Bounded: PartBuild(_bounded, _no_pages, _entries, records=False),
-    GatedDelta: PartBuild(_delta_net, _no_pages, _answers),
-    Mamba2: PartBuild(_state_space, _no_pages, _sums),
-    ShortConv: PartBuild(_convolution, _no_pages, _last_inputs),
-    GQA: PartBuild(_attention, _keys_and_values),
-    MLA: PartBuild(_latent, _latents),
+    SideBySide: PartBuild(Mixers, _keys_and_values, _both),
+    Bounded: PartBuild(BoundedAttention, _no_pages, _entries, records=False),
+    GatedDelta: PartBuild(DeltaNet, _no_pages, _states),
+    Mamba2: PartBuild(StateSpace, _no_pages, _states),
+    ShortConv: PartBuild(ShortConvolution, _no_pages, _states),
+    GQA: PartBuild(Attention, _keys_and_values),
+    MLA: PartBuild(LatentAttention, _latents),
 }
 
 
@@ -141,5 +97,4 @@ def can_record(spec: ModelSpec) -> bool:
 
 def build_mixer(spec: ModelSpec, number: int, dtype: torch.dtype) -> nn.Module:
     """The sublayer that mixes tokens."""
-    place = spec.cache_layout().places[number]
-    return part_of(spec, number).layer(spec.layers[number].attention, spec, number, dtype, place[0] if place else 0)
+    return part_of(spec, number).layer(spec.layers[number].attention, spec, number, dtype)

@@ -11,6 +11,7 @@ from penstock.runtime.layers.norm import RMSNorm
 from penstock.runtime.layers.parameter import unfilled
 from penstock.runtime.layers.step import Step
 from penstock.runtime.models.kinds.recurrent import GatedDelta, Mamba2, ShortConv
+from penstock.runtime.models.spec import ModelSpec
 from penstock.runtime.ops.kinds.delta import DeltaInputs, delta_scan
 from penstock.runtime.ops.kinds.scan import ScanInputs, causal_conv, state_scan
 from penstock.runtime.ops.layout import StateLayout
@@ -30,13 +31,13 @@ def states_of(step: Step) -> StateLayout:
 
 
 class ShortConvolution(nn.Module):
-    def __init__(self, spec: ShortConv, hidden_size: int, number: int, dtype: torch.dtype) -> None:
+    def __init__(self, part: ShortConv, model: ModelSpec, number: int, dtype: torch.dtype) -> None:
         super().__init__()
         self.number = number
-        self.into = Linear(hidden_size, 3 * spec.size, spec.bias, dtype)
-        self.conv = unfilled(spec.size, 1, spec.width, dtype=dtype)
-        self.conv_bias = unfilled(spec.size, dtype=dtype) if spec.bias else None
-        self.out = Linear(spec.size, hidden_size, spec.bias, dtype)
+        self.into = Linear(model.hidden_size, 3 * part.size, part.bias, dtype)
+        self.conv = unfilled(part.size, 1, part.width, dtype=dtype)
+        self.conv_bias = unfilled(part.size, dtype=dtype) if part.bias else None
+        self.out = Linear(part.size, model.hidden_size, part.bias, dtype)
 
     def forward(self, x: Tensor, step: Step) -> Tensor:
         before, after, inner = self.into(x).chunk(3, dim=-1)
@@ -48,18 +49,18 @@ class ShortConvolution(nn.Module):
 class StateSpace(nn.Module):
     """Mamba-2."""
 
-    def __init__(self, spec: Mamba2, hidden_size: int, norm_eps: float, number: int, dtype: torch.dtype) -> None:
+    def __init__(self, part: Mamba2, model: ModelSpec, number: int, dtype: torch.dtype) -> None:
         super().__init__()
-        self.spec = spec
+        self.spec = part
         self.number = number
-        self.into = Linear(hidden_size, spec.inner + spec.conv_size + spec.num_heads, spec.bias, dtype)
-        self.conv = unfilled(spec.conv_size, 1, spec.width, dtype=dtype)
-        self.conv_bias = unfilled(spec.conv_size, dtype=dtype) if spec.conv_bias else None
-        self.step_bias = unfilled(spec.num_heads, dtype=torch.float32)
-        self.decay_log = unfilled(spec.num_heads, dtype=torch.float32)
-        self.skip = unfilled(spec.num_heads, dtype=torch.float32)
-        self.norm = RMSNorm(spec.inner, norm_eps) if spec.norm else None
-        self.out = Linear(spec.inner, hidden_size, spec.out_bias, dtype)
+        self.into = Linear(model.hidden_size, part.inner + part.conv_size + part.num_heads, part.bias, dtype)
+        self.conv = unfilled(part.conv_size, 1, part.width, dtype=dtype)
+        self.conv_bias = unfilled(part.conv_size, dtype=dtype) if part.conv_bias else None
+        self.step_bias = unfilled(part.num_heads, dtype=torch.float32)
+        self.decay_log = unfilled(part.num_heads, dtype=torch.float32)
+        self.skip = unfilled(part.num_heads, dtype=torch.float32)
+        self.norm = RMSNorm(part.inner, model.norm.eps) if part.norm else None
+        self.out = Linear(part.inner, model.hidden_size, part.out_bias, dtype)
 
     def forward(self, x: Tensor, step: Step) -> Tensor:
         spec, cache, states = self.spec, step.caches[self.number], states_of(step)
@@ -91,16 +92,16 @@ class StateSpace(nn.Module):
 class DeltaNet(nn.Module):
     """Gated delta nets. Each head's values are normed before the gate multiplies them."""
 
-    def __init__(self, spec: GatedDelta, hidden_size: int, norm_eps: float, number: int, dtype: torch.dtype) -> None:
+    def __init__(self, part: GatedDelta, model: ModelSpec, number: int, dtype: torch.dtype) -> None:
         super().__init__()
-        self.spec = spec
+        self.spec = part
         self.number = number
-        self.into = Linear(hidden_size, spec.conv_size + spec.inner + 2 * spec.num_heads, False, dtype)
-        self.conv = unfilled(spec.conv_size, 1, spec.width, dtype=dtype)
-        self.step_bias = unfilled(spec.num_heads, dtype=torch.float32)
-        self.decay_log = unfilled(spec.num_heads, dtype=torch.float32)
-        self.norm = RMSNorm(spec.value_dim, norm_eps)
-        self.out = Linear(spec.inner, hidden_size, False, dtype)
+        self.into = Linear(model.hidden_size, part.conv_size + part.inner + 2 * part.num_heads, False, dtype)
+        self.conv = unfilled(part.conv_size, 1, part.width, dtype=dtype)
+        self.step_bias = unfilled(part.num_heads, dtype=torch.float32)
+        self.decay_log = unfilled(part.num_heads, dtype=torch.float32)
+        self.norm = RMSNorm(part.value_dim, model.norm.eps)
+        self.out = Linear(part.inner, model.hidden_size, False, dtype)
 
     def forward(self, x: Tensor, step: Step) -> Tensor:
         spec, cache, states = self.spec, step.caches[self.number], states_of(step)

@@ -9,7 +9,7 @@ from penstock.runtime.layers.attention import Attention
 from penstock.runtime.layers.kinds.recurrent import StateCache, StateSpace
 from penstock.runtime.layers.step import Step
 from penstock.runtime.models.kinds.side_by_side import SideBySide
-from penstock.runtime.models.spec import only_gqa
+from penstock.runtime.models.spec import ModelSpec
 
 
 class BothCaches(NamedTuple):
@@ -18,14 +18,11 @@ class BothCaches(NamedTuple):
 
 
 class Mixers(nn.Module):
-    def __init__(
-        self, spec: SideBySide, hidden_size: int, norm_eps: float, number: int, dtype: torch.dtype, table: int
-    ) -> None:
+    def __init__(self, part: SideBySide, model: ModelSpec, number: int, dtype: torch.dtype) -> None:
         super().__init__()
         self.number = number
-        attention = only_gqa(spec.attention, "read beside a state")
-        self.attention = Attention(attention, hidden_size, norm_eps, number, dtype, table)
-        self.state_space = StateSpace(spec.state_space, hidden_size, norm_eps, number, dtype)
+        self.attention = Attention(part.attention, model, number, dtype)
+        self.state_space = StateSpace(part.state_space, model, number, dtype)
 
     def forward(self, x: Tensor, step: Step) -> Tensor:
         cache = step.caches[self.number]

@@ -12,6 +12,7 @@ from penstock.runtime.models.shape import MAX_POSITIONS, MAX_TOKEN_TYPES, Decode
 from penstock.runtime.models.spec import Activation, Layer, ModelSpec, Norm, PlainMLP
 from penstock.runtime.models.weights import Concat, Recipe, Recipes, Tensor
 
+gguf_recipes = gguf_names.model
 _MATRICES = {"attention.out": "attention.output.dense", "mlp.up": "intermediate.dense", "mlp.down": "output.dense"}
 _NORMS = {"attention_norm": "attention.output.LayerNorm", "mlp_norm": "output.LayerNorm"}
 
@@ -32,7 +33,8 @@ def _spec(shape: DecoderShape, activation: Activation, token_types: int, pooling
     attention = replace(shape.attention(None), causal=False, qkv_bias=True, out_bias=True)
     layers = [Layer(attention, PlainMLP(shape.width, activation, bias=True), "residual")] * shape.num_layers
     return replace(
-        shape.model("bert", layers, tied=False),
+        shape.model("bert", layers),
+        tied_embedding=False,
         learned_positions=shape.context,
         token_types=token_types,
         embedding_norm=True,
@@ -75,7 +77,3 @@ def spec_from_gguf(head: GgufHead) -> ModelSpec:
     fields.whole("context_length", 1, MAX_POSITIONS)
     token_types = head.general.whole("tokenizer.ggml.token_type_count", 1, MAX_TOKEN_TYPES, 2)
     return _spec(shape, "gelu", token_types if "token_types.weight" in head.names else 0, pooling_from_gguf(fields))
-
-
-def gguf_recipes(spec: ModelSpec, names: Collection[str] = ()) -> Recipes:
-    return gguf_names.model(spec, names)

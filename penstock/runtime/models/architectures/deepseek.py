@@ -1,16 +1,14 @@
 """DeepSeek V2, V3 and R1: latent attention, dense first layers, then experts of which one or two see every token.
 
-Kimi K2 and GLM-4.7-Flash have the same blocks. Checkpoints are read from safetensors; GGUF's tensors are refused by name.
+Kimi K2 and GLM-4.7-Flash have the same blocks. Checkpoints are read from safetensors.
 """
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
-from penstock.errors import ModelFileError
 from penstock.runtime.models import hf_names
 from penstock.runtime.models.fields import Fields
-from penstock.runtime.models.gguf_head import GgufHead
 from penstock.runtime.models.positions import rope_from_config, yarn_attention_factor
 from penstock.runtime.models.shape import (
     MAX_EXPERTS,
@@ -45,7 +43,7 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     function = activation(fields)
     dense, mixture = GatedMLP(shape.width, function), _mixture(fields, shape, function)
     layers = [Layer(attention, dense if is_dense else mixture) for is_dense in _dense_layers(fields, shape.num_layers)]
-    return shape.model("deepseek", layers, tied=fields.flag("tie_word_embeddings", False))
+    return shape.model("deepseek", layers)
 
 
 def _dense_layers(fields: Fields, num_layers: int) -> list[bool]:
@@ -103,12 +101,7 @@ def _mixture(fields: Fields, shape: DecoderShape, function: Activation) -> MoE:
 
 def recipes(spec: ModelSpec, names: Collection[str] = ()) -> Recipes:
     """Of the layers that answer; `mtp_recipes` has the one behind them."""
-    found = hf_names.decoder(spec)
-    for index, layer in enumerate(spec.layers):
-        if isinstance(layer.mlp, MoE):
-            ours, theirs = f"layers.{index}.mlp.", f"model.layers.{index}.mlp."
-            found |= hf_names.experts(layer.mlp, ours, theirs, gate="gate_proj", up="up_proj", down="down_proj")
-    return found
+    return hf_names.decoder(spec) | hf_names.experts(spec)
 
 
 def mtp_recipes(spec: ModelSpec, names: Collection[str]) -> Recipes:
@@ -120,11 +113,3 @@ def mtp_recipes(spec: ModelSpec, names: Collection[str]) -> Recipes:
     layer = {name.replace(ours, "layer."): recipe for name, recipe in recipes(longer).items() if name.startswith(ours)}
     beside = {"token_norm": "enorm", "state_norm": "hnorm", "join": "eh_proj", "norm": "shared_head.norm"}
     return layer | {f"{mine}.weight": Tensor(f"{theirs}{name}.weight") for mine, name in beside.items()}
-
-
-def spec_from_gguf(head: GgufHead) -> ModelSpec:
-    raise ModelFileError("DeepSeek is not read from GGUF; use the safetensors checkpoint")
-
-
-def gguf_recipes(spec: ModelSpec, names: Collection[str] = ()) -> Recipes:
-    raise ModelFileError("DeepSeek is not read from GGUF; use the safetensors checkpoint")

@@ -12,12 +12,14 @@ from penstock.runtime.models.shape import DecoderShape, activation, shape_from_c
 from penstock.runtime.models.spec import GatedMLP, Layer, ModelSpec
 from penstock.runtime.models.weights import Recipes
 
+gguf_recipes = gguf_names.model
+
 
 def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     fields = Fields(config)
     fields.expect("use_bidirectional_attention", False)
     fields.expect("attention_bias", False)
-    shape = shape_from_config(fields)
+    shape = shape_from_config(fields, tied=True)
     attention = replace(
         shape.attention(rope_from_config(fields, shape.head_dim, shape.context)),
         scale=fields.number("query_pre_attn_scalar", 1e-6, 1e9, 256.0) ** -0.5,
@@ -30,7 +32,7 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
         for sliding in sliding_layers(fields, shape.num_layers, lambda index: index % 2 == 0)
     ]
     return replace(
-        shape.model("gemma2", layers, tied=fields.flag("tie_word_embeddings", True)),
+        shape.model("gemma2", layers),
         embedding_scale=shape.hidden_size**0.5,
         logit_softcap=fields.optional_number("final_logit_softcapping", 1e-6, 1e9, 30.0),
     )
@@ -61,11 +63,7 @@ def spec_from_gguf(head: GgufHead) -> ModelSpec:
         for sliding in head.sliding_layers(shape.num_layers, every=2)
     ]
     return replace(
-        shape.model("gemma2", layers, tied=head.is_tied),
+        shape.model("gemma2", layers),
         embedding_scale=shape.hidden_size**0.5,
         logit_softcap=head.fields.number("final_logit_softcapping", 1e-6, 1e9, 30.0),
     )
-
-
-def gguf_recipes(spec: ModelSpec, names: Collection[str] = ()) -> Recipes:
-    return gguf_names.model(spec, names)

@@ -56,7 +56,8 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
         sliding_layers(fields, shape.num_layers, lambda index: (index + 1) % every != 0),
     )
     return replace(
-        shape.model("gemma3", layers, tied=outer.flag("tie_word_embeddings", True)),
+        shape.model("gemma3", layers),
+        tied_embedding=outer.flag("tie_word_embeddings", True),
         max_context=shape.context,
         embedding_scale=shape.hidden_size**0.5,
         logit_softcap=fields.optional_number("final_logit_softcapping", 1e-6, 1e9),
@@ -100,7 +101,7 @@ def spec_from_gguf(head: GgufHead) -> ModelSpec:
         head.sliding_layers(shape.num_layers, every=6),
     )
     return replace(
-        shape.model("gemma3", layers, tied=head.is_tied),
+        shape.model("gemma3", layers),
         max_context=shape.context,
         embedding_scale=shape.hidden_size**0.5,
         logit_softcap=fields.optional_number("final_logit_softcapping", 1e-6, 1e9),

@@ -21,6 +21,7 @@ from penstock.runtime.models.shape import (
 from penstock.runtime.models.spec import Activation, Layer, ModelSpec, Norm, PlainMLP
 from penstock.runtime.models.weights import Recipes, Swap, Tensor
 
+gguf_recipes = gguf_names.model
 _MATRICES = {
     "attention.qkv": "attn.c_attn",
     "attention.out": "attn.c_proj",
@@ -46,31 +47,25 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
         vocab_size=fields.whole("vocab_size", 1, MAX_VOCABULARY),
         context=fields.whole("n_positions", 1, MAX_POSITIONS),
         norm=Norm("layer", fields.number("layer_norm_epsilon", 0.0, 1.0, 1e-5)),
+        tied=fields.flag("tie_word_embeddings", True),
     )
     kind = activation(fields, "activation_function", "gelu_new")
-    damped = fields.flag("scale_attn_by_inverse_layer_idx", False)
-    return _spec(shape, kind, fields.flag("tie_word_embeddings", True), damped)
+    return _spec(shape, kind, fields.flag("scale_attn_by_inverse_layer_idx", False))
 
 
-def _spec(shape: DecoderShape, activation: Activation, tied: bool, damped: bool = False) -> ModelSpec:
+def _spec(shape: DecoderShape, activation: Activation, damped: bool = False) -> ModelSpec:
     """`damped` divides a layer's attention logits by its number, counted from one."""
     attention = replace(shape.attention(None), qkv_bias=True, out_bias=True)
     scales = [attention.scale / (index + 1 if damped else 1) for index in range(shape.num_layers)]
     mlp = PlainMLP(shape.width, activation, bias=True)
     layers = [Layer(replace(attention, scale=scale), mlp) for scale in scales]
-    return replace(shape.model("gpt2", layers, tied=tied), learned_positions=shape.context)
+    return replace(shape.model("gpt2", layers), learned_positions=shape.context)
 
 
 def recipes(spec: ModelSpec, names: Collection[str] = ()) -> Recipes:
     prefix = hf_names.find_prefix(names, "wte.weight", ("transformer.", ""))
-    found: Recipes = {
-        "embedding.weight": Tensor(f"{prefix}wte.weight"),
-        "positions.weight": Tensor(f"{prefix}wpe.weight"),
-        "norm.weight": Tensor(f"{prefix}ln_f.weight"),
-        "norm.bias": Tensor(f"{prefix}ln_f.bias"),
-    }
-    if not spec.tied_embedding:
-        found["output.weight"] = Tensor("lm_head.weight")
+    found = hf_names.ends(spec, f"{prefix}wte.weight", f"{prefix}ln_f.weight")
+    found |= {"positions.weight": Tensor(f"{prefix}wpe.weight"), "norm.bias": Tensor(f"{prefix}ln_f.bias")}
     for index in range(spec.num_layers):
         ours, theirs = f"layers.{index}.", f"{prefix}h.{index}."
         for mine, name in _MATRICES.items():
@@ -84,8 +79,4 @@ def recipes(spec: ModelSpec, names: Collection[str] = ()) -> Recipes:
 def spec_from_gguf(head: GgufHead) -> ModelSpec:
     shape = head.shape("layer")
     head.fields.whole("context_length", 1, MAX_POSITIONS)
-    return _spec(shape, "gelu_tanh", head.is_tied)
-
-
-def gguf_recipes(spec: ModelSpec, names: Collection[str] = ()) -> Recipes:
-    return gguf_names.model(spec, names)
+    return _spec(shape, "gelu_tanh")

@@ -39,7 +39,7 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
         Layer(replace(attention, window=window if sliding else None), mlp)
         for sliding in sliding_layers(fields, shape.num_layers, lambda index: index % 2 == 0)
     ]
-    return shape.model("gpt_oss", layers, tied=fields.flag("tie_word_embeddings", False))
+    return shape.model("gpt_oss", layers)
 
 
 def recipes(spec: ModelSpec, names: Collection[str] = ()) -> Recipes:
@@ -81,7 +81,7 @@ def spec_from_gguf(head: GgufHead) -> ModelSpec:
         Layer(replace(attention, window=window if sliding else None), mlp)
         for sliding in head.sliding_layers(shape.num_layers, every=2)
     ]
-    return shape.model("gpt_oss", layers, tied=head.is_tied)
+    return shape.model("gpt_oss", layers)
 
 
 def gguf_recipes(spec: ModelSpec, names: Collection[str] = ()) -> Recipes:

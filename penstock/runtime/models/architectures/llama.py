@@ -21,7 +21,7 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     attention = replace(shape.attention(rope), qkv_bias=bias, out_bias=bias)
     mlp = GatedMLP(shape.width, activation(fields), bias=fields.flag("mlp_bias", False))
     layers = [Layer(attention, mlp)] * shape.num_layers
-    return shape.model("llama", layers, tied=fields.flag("tie_word_embeddings", False))
+    return shape.model("llama", layers)
 
 
 def recipes(spec: ModelSpec, names: Collection[str] = ()) -> Recipes:
@@ -36,7 +36,7 @@ def spec_from_gguf(head: GgufHead) -> ModelSpec:
         out_bias="blk.0.attn_output.bias" in head.names,
     )
     layers = [Layer(attention, head.gated_mlp(shape))] * shape.num_layers
-    return shape.model("llama", layers, tied=head.is_tied)
+    return shape.model("llama", layers)
 
 
 def gguf_recipes(spec: ModelSpec, names: Collection[str] = ()) -> Recipes:

@@ -10,7 +10,6 @@ from typing import Any
 
 from penstock.errors import ModelFileError
 from penstock.runtime.models.fields import Fields
-from penstock.runtime.models.gguf_head import GgufHead
 from penstock.runtime.models.positions import rope_from_config
 from penstock.runtime.models.shape import MAX_LAYERS, MAX_WIDTH, activation, num_experts, shape_from_config
 from penstock.runtime.models.spec import GatedMLP, Layer, ModelSpec, MoE
@@ -48,16 +47,8 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
         Layer(far if not (index + 1) % FULL_EVERY else near, dense if (index + 1) % step else mixture)
         for index in range(shape.num_layers)
     ]
-    return shape.model("llama4", layers, tied=fields.flag("tie_word_embeddings", False))
+    return shape.model("llama4", layers)
 
 
 def recipes(spec: ModelSpec, names: Collection[str] = ()) -> Recipes:
-    raise ModelFileError(NOT_LOADED)
-
-
-def spec_from_gguf(head: GgufHead) -> ModelSpec:
-    raise ModelFileError(NOT_LOADED)
-
-
-def gguf_recipes(spec: ModelSpec, names: Collection[str] = ()) -> Recipes:
     raise ModelFileError(NOT_LOADED)

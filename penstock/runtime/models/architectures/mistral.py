@@ -23,7 +23,7 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     rope = rope_from_config(fields, shape.head_dim, shape.context)
     attention = replace(shape.attention(rope), window=sliding_window(fields, default=4096))
     layers = [Layer(attention, GatedMLP(shape.width, activation(fields)))] * shape.num_layers
-    return shape.model("mistral", layers, tied=fields.flag("tie_word_embeddings", False))
+    return shape.model("mistral", layers)
 
 
 def spec_from_gguf(head: GgufHead) -> ModelSpec:

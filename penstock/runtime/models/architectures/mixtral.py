@@ -30,20 +30,15 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
         normalize=True,
     )
     layers = [Layer(attention, mlp)] * shape.num_layers
-    return shape.model("mixtral", layers, tied=fields.flag("tie_word_embeddings", False))
+    return shape.model("mixtral", layers)
 
 
 def recipes(spec: ModelSpec, names: Collection[str] = ()) -> Recipes:
-    found = hf_names.decoder(spec)
-    for index, layer in enumerate(spec.layers):
-        if isinstance(layer.mlp, MoE):
-            theirs = f"model.layers.{index}.block_sparse_moe."
-            found |= hf_names.experts(layer.mlp, f"layers.{index}.mlp.", theirs, gate="w1", up="w3", down="w2")
-    return found
+    return hf_names.decoder(spec) | hf_names.experts(spec, "block_sparse_moe", gate="w1", up="w3", down="w2")
 
 
 def spec_from_gguf(head: GgufHead) -> ModelSpec:
     shape = head.shape()
     attention = replace(shape.attention(head.rope(shape)), window=head.window())
     layers = [Layer(attention, head.experts(shape))] * shape.num_layers
-    return shape.model("mixtral", layers, tied=head.is_tied)
+    return shape.model("mixtral", layers)

@@ -23,11 +23,11 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     rope = rope_from_config(fields, shape.head_dim, shape.context)
     attention = replace(shape.attention(rope), qk_norm="full", qkv_bias=bias, out_bias=bias)
     layers = [Layer(attention, GatedMLP(shape.width, activation(fields)), "post")] * shape.num_layers
-    return shape.model("olmo2", layers, tied=fields.flag("tie_word_embeddings", False))
+    return shape.model("olmo2", layers)
 
 
 def spec_from_gguf(head: GgufHead) -> ModelSpec:
     shape = head.shape()
     attention = replace(shape.attention(head.rope(shape)), qk_norm="full")
     layers = [Layer(attention, head.gated_mlp(shape), "post")] * shape.num_layers
-    return shape.model("olmo2", layers, tied=head.is_tied)
+    return shape.model("olmo2", layers)

@@ -21,7 +21,7 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     rope = rope_from_config(fields, shape.head_dim, shape.context, partial=True)
     attention = replace(shape.attention(rope), window=sliding_window(fields))
     layers = [Layer(attention, GatedMLP(shape.width, activation(fields)))] * shape.num_layers
-    return shape.model("phi3", layers, tied=fields.flag("tie_word_embeddings", False))
+    return shape.model("phi3", layers)
 
 
 def recipes(spec: ModelSpec, names: Collection[str] = ()) -> Recipes:
@@ -37,7 +37,7 @@ def spec_from_gguf(head: GgufHead) -> ModelSpec:
     shape = head.shape()
     attention = replace(shape.attention(head.rope(shape, partial=True)), window=head.window())
     layers = [Layer(attention, head.gated_mlp(shape))] * shape.num_layers
-    return shape.model("phi3", layers, tied=head.is_tied)
+    return shape.model("phi3", layers)
 
 
 def gguf_recipes(spec: ModelSpec, names: Collection[str] = ()) -> Recipes:

@@ -1,6 +1,6 @@
 """Qwen 2 and 2.5: Llama's shape with biases on q, k and v, and a window on the upper layers if the config asks."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -11,9 +11,9 @@ from penstock.runtime.models.gguf_head import GgufHead
 from penstock.runtime.models.positions import rope_from_config
 from penstock.runtime.models.shape import MAX_LAYERS, activation, shape_from_config, sliding_layers, sliding_window
 from penstock.runtime.models.spec import GatedMLP, Layer, ModelSpec
-from penstock.runtime.models.weights import Recipes
 
 recipes = llama.recipes
+gguf_recipes = gguf_names.model
 
 
 def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
@@ -24,7 +24,7 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     mlp = GatedMLP(shape.width, activation(fields))
     windows = upper_windows(fields, shape.num_layers)
     layers = [Layer(replace(attention, window=window), mlp) for window in windows]
-    return shape.model("qwen2", layers, tied=fields.flag("tie_word_embeddings", False))
+    return shape.model("qwen2", layers)
 
 
 def upper_windows(fields: Fields, num_layers: int) -> tuple[int | None, ...]:
@@ -39,8 +39,4 @@ def spec_from_gguf(head: GgufHead) -> ModelSpec:
     shape = head.shape()
     attention = replace(shape.attention(head.rope(shape)), qkv_bias=True)
     layers = [Layer(attention, head.gated_mlp(shape))] * shape.num_layers
-    return shape.model("qwen2", layers, tied=head.is_tied)
-
-
-def gguf_recipes(spec: ModelSpec, names: Collection[str] = ()) -> Recipes:
-    return gguf_names.model(spec, names)
+    return shape.model("qwen2", layers)

@@ -22,7 +22,7 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     mlp = GatedMLP(shape.width, activation(fields))
     windows = qwen2.upper_windows(fields, shape.num_layers)
     layers = [Layer(replace(attention, window=window), mlp) for window in windows]
-    return shape.model("qwen3", layers, tied=fields.flag("tie_word_embeddings", False))
+    return shape.model("qwen3", layers)
 
 
 def attention_from_config(fields: Fields, shape: DecoderShape) -> GQA:
@@ -35,4 +35,4 @@ def spec_from_gguf(head: GgufHead) -> ModelSpec:
     shape = head.shape()
     attention = replace(shape.attention(head.rope(shape)), qk_norm="head")
     layers = [Layer(attention, head.gated_mlp(shape))] * shape.num_layers
-    return shape.model("qwen3", layers, tied=head.is_tied)
+    return shape.model("qwen3", layers)

@@ -43,20 +43,15 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
         Layer(attention, dense if index in always_dense or (index + 1) % step else mixture)
         for index in range(shape.num_layers)
     ]
-    return shape.model("qwen3_moe", layers, tied=fields.flag("tie_word_embeddings", False))
+    return shape.model("qwen3_moe", layers)
 
 
 def recipes(spec: ModelSpec, names: Collection[str] = ()) -> Recipes:
-    found = hf_names.decoder(spec)
-    for index, layer in enumerate(spec.layers):
-        if isinstance(layer.mlp, MoE):
-            ours, theirs = f"layers.{index}.mlp.", f"model.layers.{index}.mlp."
-            found |= hf_names.experts(layer.mlp, ours, theirs, gate="gate_proj", up="up_proj", down="down_proj")
-    return found
+    return hf_names.decoder(spec) | hf_names.experts(spec)
 
 
 def spec_from_gguf(head: GgufHead) -> ModelSpec:
     shape = head.shape()
     attention = replace(shape.attention(head.rope(shape)), qk_norm="head")
     layers = [Layer(attention, head.experts(shape))] * shape.num_layers
-    return shape.model("qwen3_moe", layers, tied=head.is_tied)
+    return shape.model("qwen3_moe", layers)

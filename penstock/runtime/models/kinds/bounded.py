@@ -8,43 +8,20 @@ Every `PIECE` positions, what is beyond them is forgotten:
 """
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
+from penstock.runtime.models.kinds.attention import GQA
 from penstock.runtime.models.kinds.recurrent import Recurrent
 
 PIECE = 64
 """Positions between two forgettings, counted from the beginning of a text: how prompts are cut changes nothing."""
 
 
-class Heads(Protocol):
-    """What of grouped-query attention decides how much is kept of it."""
-
-    @property
-    def num_heads(self) -> int: ...
-
-    @property
-    def num_kv_heads(self) -> int: ...
-
-    @property
-    def head_dim(self) -> int: ...
-
-    @property
-    def q_size(self) -> int: ...
-
-    @property
-    def scale(self) -> float: ...
-
-    @property
-    def logit_softcap(self) -> float | None: ...
-
-    def num_parameters(self, hidden_size: int) -> int: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Bounded(Recurrent):
     """Grouped-query attention that forgets."""
 
-    attention: Heads
+    attention: GQA
     keeps: Literal["first", "heaviest"]
     num_kept: int
     """Of the first, or heaviest, entries."""

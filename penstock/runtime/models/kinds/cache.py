@@ -90,6 +90,11 @@ class CacheLayout(NamedTuple):
     def num_tables(self) -> int:
         return sum(group.width for group in self.groups)
 
+    def table(self, number: int) -> int:
+        """Which of a row's block tables a layer reads; the first where it keeps no blocks."""
+        place = self.places[number]
+        return place[0] if place else 0
+
     @property
     def page_values(self) -> int:
         """Numbers of a token in a page."""

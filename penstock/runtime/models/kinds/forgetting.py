@@ -5,7 +5,7 @@ from typing import Literal
 
 from penstock.errors import ConfigError
 from penstock.runtime.models.kinds.bounded import Bounded
-from penstock.runtime.models.spec import GQA, Layer, ModelSpec, only_gqa
+from penstock.runtime.models.spec import GQA, Layer, ModelSpec
 
 
 def bounded(
@@ -34,9 +34,7 @@ def bounded(
 def unbounded(spec: ModelSpec) -> ModelSpec:
     """The model as its files have it."""
     layers = (
-        replace(layer, attention=only_gqa(layer.attention.attention, "bounded"))
-        if isinstance(layer.attention, Bounded)
-        else layer
+        replace(layer, attention=layer.attention.attention) if isinstance(layer.attention, Bounded) else layer
         for layer in spec.layers
     )
     return replace(spec, layers=tuple(layers))

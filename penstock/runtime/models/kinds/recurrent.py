@@ -1,5 +1,6 @@
 """Parts of a layer that keep a state of a fixed size in place of keys and values."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,26 +20,47 @@ class Recurrent:
     kind: Kind = "state"
 
 
+class Convolved(Recurrent):
+    """Parts that read their inputs through a short convolution. Its last inputs are kept beside what is added up."""
+
+    __slots__ = ()
+
+    width: int
+    """Tokens that the convolution sees."""
+
+    @property
+    def conv_size(self) -> int:
+        """Numbers of a token that pass the convolution."""
+        raise NotImplementedError
+
+    @property
+    def sum_shape(self) -> tuple[int, ...]:
+        """Of what is added up over all tokens."""
+        raise NotImplementedError
+
+    @property
+    def state_values(self) -> int:
+        return self.conv_size * (self.width - 1) + math.prod(self.sum_shape)
+
+
 @dataclass(frozen=True, slots=True)
-class ShortConv(Recurrent):
+class ShortConv(Convolved):
     """out(c * conv(b * x)), with b, c and x of one projection: a convolution over the last few tokens (LFM2)."""
 
     size: int
     width: int
-    """Tokens that the convolution sees."""
     bias: bool = False
 
+    num_heads = 1
+    sum_shape = (0,)
+
     @property
-    def num_heads(self) -> int:
-        return 1
+    def conv_size(self) -> int:
+        return self.size
 
     @property
     def q_size(self) -> int:
         return self.size
-
-    @property
-    def state_values(self) -> int:
-        return self.size * (self.width - 1)
 
     def num_parameters(self, hidden_size: int) -> int:
         count = 4 * self.size * hidden_size + self.size * self.width
@@ -46,7 +68,7 @@ class ShortConv(Recurrent):
 
 
 @dataclass(frozen=True, slots=True)
-class Mamba2(Recurrent):
+class Mamba2(Convolved):
     """A state-space layer: each head keeps [head_dim, state_size] numbers that decay and are added to at every token.
 
     x -> gate, (values, keys, queries) through a short convolution, time steps
@@ -58,7 +80,6 @@ class Mamba2(Recurrent):
     num_groups: int
     """Of heads that share keys (B) and queries (C)."""
     width: int
-    """Tokens that the convolution sees."""
     conv_bias: bool = True
     bias: bool = False
     min_step: float = 0.0
@@ -82,8 +103,8 @@ class Mamba2(Recurrent):
         return self.inner
 
     @property
-    def state_values(self) -> int:
-        return self.conv_size * (self.width - 1) + self.inner * self.state_size
+    def sum_shape(self) -> tuple[int, ...]:
+        return self.num_heads, self.head_dim, self.state_size
 
     def num_parameters(self, hidden_size: int) -> int:
         count = (self.inner + self.conv_size + self.num_heads) * (hidden_size + self.bias)
@@ -94,7 +115,7 @@ class Mamba2(Recurrent):
 
 
 @dataclass(frozen=True, slots=True)
-class GatedDelta(Recurrent):
+class GatedDelta(Convolved):
     """Linear attention that corrects itself: each head keeps [key_dim, value_dim] numbers, which decay at every token and
     then are moved, by a strength of its own, towards answering the token's key with its value (Qwen3-Next).
 
@@ -107,7 +128,6 @@ class GatedDelta(Recurrent):
     key_dim: int
     value_dim: int
     width: int
-    """Tokens that the convolution sees."""
 
     @property
     def inner(self) -> int:
@@ -122,8 +142,8 @@ class GatedDelta(Recurrent):
         return self.inner
 
     @property
-    def state_values(self) -> int:
-        return self.conv_size * (self.width - 1) + self.num_heads * self.key_dim * self.value_dim
+    def sum_shape(self) -> tuple[int, ...]:
+        return self.num_heads, self.key_dim, self.value_dim
 
     def num_parameters(self, hidden_size: int) -> int:
         count = (self.conv_size + self.inner + 2 * self.num_heads) * hidden_size

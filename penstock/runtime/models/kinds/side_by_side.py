@@ -1,34 +1,11 @@
 """A layer of two mixers: attention and a state-space layer read the same, and what they give is added (Falcon-H1)."""
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import ClassVar, NamedTuple
 
+from penstock.runtime.models.kinds.attention import GQA, Rope
 from penstock.runtime.models.kinds.cache import Kind
 from penstock.runtime.models.kinds.recurrent import Mamba2
-
-
-class CachedHeads(Protocol):
-    """What is asked of the attention beside a state-space layer."""
-
-    @property
-    def num_heads(self) -> int: ...
-
-    @property
-    def q_size(self) -> int: ...
-
-    @property
-    def rope(self) -> Any: ...
-
-    @property
-    def kv_values_per_token(self) -> int: ...
-
-    @property
-    def cache_shape(self) -> tuple[int, ...]: ...
-
-    @property
-    def flops_per_pair(self) -> int: ...
-
-    def num_parameters(self, hidden_size: int) -> int: ...
 
 
 class Multipliers(NamedTuple):
@@ -50,28 +27,20 @@ NONE = Multipliers()
 
 @dataclass(frozen=True, slots=True)
 class SideBySide:
-    attention: CachedHeads
+    attention: GQA
     state_space: Mamba2
     multipliers: Multipliers = NONE
 
-    @property
-    def window(self) -> None:
-        return None
-
-    @property
-    def causal(self) -> bool:
-        return True
-
-    @property
-    def kind(self) -> Kind:
-        return "full"
+    window = None
+    causal = True
+    kind: ClassVar[Kind] = "full"
 
     @property
     def num_heads(self) -> int:
         return self.attention.num_heads
 
     @property
-    def rope(self) -> Any:
+    def rope(self) -> Rope | None:
         return self.attention.rope
 
     @property

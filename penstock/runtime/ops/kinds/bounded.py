@@ -25,12 +25,8 @@ class BoundedCache(NamedTuple):
 def _examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
     attention = GQA(4, 2, 8, Rope(8), 0.3)
     for spec in (Bounded(attention, "first", 3, 10), Bounded(attention, "heaviest", 3, 10)):
-        for layout, states, generator in example_states(device):
+        for layout, states, normal in example_states(device):
             count = sum(layout.lengths)
-
-            def normal(*shape: int, generator: torch.Generator = generator) -> Tensor:
-                return torch.randn(shape, generator=generator, device=device)
-
             shape = 4, spec.capacity, 2
             cache = BoundedCache(normal(*shape, 8), normal(*shape, 8), normal(*shape).abs())
             table = angle_table(Rope(8), spec.capacity, device)

@@ -34,12 +34,8 @@ class DeltaInputs(NamedTuple):
 
 def _examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
     spec = GatedDelta(4, 2, 6, 8, 4)
-    for layout, states, generator in example_states(device):
+    for layout, states, normal in example_states(device):
         count = sum(layout.lengths)
-
-        def normal(*shape: int, generator: torch.Generator = generator) -> Tensor:
-            return torch.randn(shape, generator=generator, device=device)
-
         keys, queries = normal(count, 2, 6), normal(count, 2, 6)
         inputs = DeltaInputs(normal(count, 4, 8), keys, queries, normal(count, 4).sigmoid(), -normal(count, 4).abs())
         yield inputs.values, inputs, normal(4, 4, 6, 8), layout, states, spec

@@ -6,6 +6,7 @@ together, and nothing of them is looked up on the host: such steps can be record
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -29,13 +30,15 @@ class ScanInputs(NamedTuple):
     steps: Tensor
 
 
-def example_states(device: torch.device) -> Iterator[tuple[BatchLayout, StateLayout, torch.Generator]]:
+def example_states(device: torch.device) -> Iterator[tuple[BatchLayout, StateLayout, Callable[..., Tensor]]]:
+    """Where chunks and their states lie, and what makes random numbers of a shape."""
     generator = torch.Generator(device).manual_seed(31)
+    normal = partial(torch.randn, generator=generator, device=device)
     for lengths, contexts in (([1], [1]), ([1, 1, 1], [1, 9, 90]), ([3, 1, 70], [3, 9, 90])):
         layout = example_layout(lengths, contexts, 8, 40, generator)
         read = [-1 if length == context else number for number, (length, context) in enumerate(zip(lengths, contexts))]
         written = [number + 2 if number == 1 else number for number in range(len(lengths))]
-        yield layout, StateLayout(torch.tensor(read, device=device), torch.tensor(written, device=device)), generator
+        yield layout, StateLayout(torch.tensor(read, device=device), torch.tensor(written, device=device)), normal
 
 
 class ByLength(NamedTuple):
@@ -98,11 +101,8 @@ def begun(held: Tensor, states: StateLayout) -> Tensor:
 
 
 def _conv_examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
-    for layout, states, generator in example_states(device):
-        x = torch.randn((sum(layout.lengths), 6), generator=generator, device=device)
-        weight = torch.randn((6, 4), generator=generator, device=device)
-        held = torch.randn((4, 6, 3), generator=generator, device=device)
-        yield x, weight, None, held, layout, states
+    for layout, states, normal in example_states(device):
+        yield normal(sum(layout.lengths), 6), normal(6, 4), None, normal(4, 6, 3), layout, states
 
 
 @operation(_conv_examples)
@@ -133,12 +133,8 @@ def causal_conv(
 
 def _scan_examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
     spec = Mamba2(4, 8, 5, 2, 4)
-    for layout, states, generator in example_states(device):
+    for layout, states, normal in example_states(device):
         count = sum(layout.lengths)
-
-        def normal(*shape: int, generator: torch.Generator = generator) -> Tensor:
-            return torch.randn(shape, generator=generator, device=device)
-
         inputs = ScanInputs(normal(count, 4, 8), normal(count, 2, 5), normal(count, 2, 5), normal(count, 4).abs())
         yield inputs.values, inputs, -normal(4).abs(), normal(4, 4, 8, 5), layout, states, spec
 

@@ -134,19 +134,8 @@ def _example_table(vocab_size: int, device: torch.device, generator: torch.Gener
     def column(*values: float) -> Tensor:
         return torch.tensor(values, device=device)
 
-    asked = [
-        0,
-        PENALTIES,
-        BIAS,
-        ALLOWED,
-        STOPS,
-        RUNS,
-        FILTERS,
-        FILTERS,
-        FILTERS,
-        FILTERS | ADJUSTS & ~MASKED,
-        PENALTIES,
-    ]
+    alone = [0, PENALTIES, BIAS, ALLOWED, STOPS, RUNS, FILTERS, FILTERS, FILTERS]
+    asked = [*alone, FILTERS | ADJUSTS & ~MASKED, PENALTIES]
     num_rows = len(asked)
     tokens = torch.randint(0, 9, (num_rows, 20), generator=generator, device=device).int()
     tokens[:, 8:10] = torch.tensor([4, 5])

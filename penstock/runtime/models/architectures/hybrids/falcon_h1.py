@@ -4,10 +4,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-from penstock.errors import ModelFileError
 from penstock.runtime.models import hf_names
 from penstock.runtime.models.fields import Fields
-from penstock.runtime.models.gguf_head import GgufHead
 from penstock.runtime.models.kinds.recurrent import Mamba2
 from penstock.runtime.models.kinds.side_by_side import Multipliers, SideBySide
 from penstock.runtime.models.positions import rope_from_config
@@ -15,7 +13,6 @@ from penstock.runtime.models.shape import MAX_HEAD_DIM, MAX_HEADS, MAX_WIDTH, ac
 from penstock.runtime.models.spec import GatedMLP, Layer, ModelSpec
 from penstock.runtime.models.weights import Concat, Recipe, Recipes, Take, Tensor, Times
 
-NO_GGUF = "Falcon-H1 is not read from GGUF; use the safetensors checkpoint"
 LEAST, MOST = 1e-9, 1e9
 
 
@@ -27,11 +24,8 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     attention = replace(shape.attention(rope), qkv_bias=bias, out_bias=bias)
     part = SideBySide(attention, _mamba(fields, shape.hidden_size), _multipliers(fields))
     mlp = GatedMLP(shape.width, activation(fields), fields.flag("mlp_bias", False))
-    spec = shape.model(
-        "falcon_h1", [Layer(part, mlp)] * shape.num_layers, tied=fields.flag("tie_word_embeddings", False)
-    )
     return replace(
-        spec,
+        shape.model("falcon_h1", [Layer(part, mlp)] * shape.num_layers),
         embedding_scale=fields.number("embedding_multiplier", LEAST, MOST, 1.0),
         logit_scale=fields.number("lm_head_multiplier", LEAST, MOST, 1.0),
     )
@@ -97,12 +91,7 @@ def _multipliers(fields: Fields) -> Multipliers:
 
 
 def recipes(spec: ModelSpec, names: Collection[str] = ()) -> Recipes:
-    found: Recipes = {
-        "embedding.weight": Tensor("model.embed_tokens.weight"),
-        "norm.weight": Tensor("model.final_layernorm.weight"),
-    }
-    if not spec.tied_embedding:
-        found["output.weight"] = Tensor("lm_head.weight")
+    found = hf_names.ends(spec, "model.embed_tokens.weight", "model.final_layernorm.weight")
     for index, layer in enumerate(spec.layers):
         ours, theirs = f"layers.{index}.", f"model.layers.{index}."
         found[f"{ours}attention_norm.weight"] = Tensor(f"{theirs}input_layernorm.weight")
@@ -115,9 +104,8 @@ def recipes(spec: ModelSpec, names: Collection[str] = ()) -> Recipes:
 
 def _mixers(part: SideBySide, ours: str, theirs: str) -> Recipes:
     by, at = part.multipliers, f"{theirs}self_attn."
-    has_bias = bool(getattr(part.attention, "qkv_bias", False))
     found: Recipes = {}
-    for kind in ("weight", "bias") if has_bias else ("weight",):
+    for kind in ("weight", "bias") if part.attention.qkv_bias else ("weight",):
         # A bias is added after what goes in was multiplied.
         into = by.attention_in if kind == "weight" else 1.0
         factors = {"q": into, "k": into * by.key, "v": into}
@@ -156,11 +144,3 @@ def _mlp(layer: Layer, by: Multipliers, ours: str, theirs: str) -> Recipes:
 
 def _times(part: Recipe, factor: float) -> Recipe:
     return part if factor == 1.0 else Times(part, factor)
-
-
-def spec_from_gguf(head: GgufHead) -> ModelSpec:
-    raise ModelFileError(NO_GGUF)
-
-
-def gguf_recipes(spec: ModelSpec, names: Collection[str] = ()) -> Recipes:
-    raise ModelFileError(NO_GGUF)

@@ -4,10 +4,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-from penstock.errors import ModelFileError
 from penstock.runtime.models import hf_names
 from penstock.runtime.models.fields import Fields
-from penstock.runtime.models.gguf_head import GgufHead
 from penstock.runtime.models.kinds.recurrent import Mamba2
 from penstock.runtime.models.positions import rope_from_config
 from penstock.runtime.models.shape import (
@@ -21,7 +19,6 @@ from penstock.runtime.models.shape import (
 from penstock.runtime.models.spec import MLP, GatedMLP, Layer, ModelSpec, MoE
 from penstock.runtime.models.weights import Recipes, Tensor
 
-NO_GGUF = "Granite 4 is not read from GGUF; use the safetensors checkpoint"
 KINDS = {"mamba": False, "linear_attention": False, "attention": True, "full_attention": True}
 
 
@@ -35,14 +32,13 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     scale = fields.number("attention_multiplier", 1e-9, 1e9, 1.0)
     attention = replace(shape.attention(rope), qkv_bias=bias, out_bias=bias, scale=scale)
     mamba, mlp = _mamba(fields), _mlp(fields, shape.num_layers, shape.width)
-    kinds = fields.items("layer_types", shape.num_layers)
-    if any(kind not in KINDS for kind in kinds):
-        raise fields.wrong("layer_types", f"a list of {', '.join(KINDS)}")
     residual = fields.number("residual_multiplier", 1e-9, 1e9, 1.0)
-    layers = [Layer(attention if KINDS[kind] else mamba, mlp, residual_scale=residual) for kind in kinds]
-    spec = shape.model("granite4", layers, tied=fields.flag("tie_word_embeddings", False))
+    layers = [
+        Layer(attention if is_attention else mamba, mlp, residual_scale=residual)
+        for is_attention in fields.choices("layer_types", KINDS, shape.num_layers)
+    ]
     return replace(
-        spec,
+        shape.model("granite4", layers),
         embedding_scale=fields.number("embedding_multiplier", 1e-9, 1e9, 1.0),
         logit_scale=1.0 / fields.number("logits_scaling", 1e-9, 1e9, 1.0),
     )
@@ -85,11 +81,3 @@ def recipes(spec: ModelSpec, names: Collection[str] = ()) -> Recipes:
         if isinstance(layer.attention, Mamba2):
             found |= hf_names.mamba(layer.attention, f"{ours}attention.", f"{theirs}mamba.")
     return found
-
-
-def spec_from_gguf(head: GgufHead) -> ModelSpec:
-    raise ModelFileError(NO_GGUF)
-
-
-def gguf_recipes(spec: ModelSpec, names: Collection[str] = ()) -> Recipes:
-    raise ModelFileError(NO_GGUF)

@@ -4,31 +4,26 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-from penstock.errors import ModelFileError
+from penstock.runtime.models import hf_names
 from penstock.runtime.models.fields import Fields
-from penstock.runtime.models.gguf_head import GgufHead
 from penstock.runtime.models.kinds.recurrent import ShortConv
 from penstock.runtime.models.positions import rope_from_config
 from penstock.runtime.models.shape import MAX_WIDTH, shape_from_config
 from penstock.runtime.models.spec import GQA, GatedMLP, Layer, ModelSpec
 from penstock.runtime.models.weights import Concat, Recipes, Tensor
 
-NO_GGUF = "LFM2 is not read from GGUF; use the safetensors checkpoint"
 KINDS = {"conv": False, "short_conv": False, "full_attention": True}
 
 
 def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     fields = Fields(config)
     fields = fields.or_else({"rms_norm_eps": fields.number("norm_eps", 0.0, 1.0, 1e-5)})
-    shape = shape_from_config(fields)
+    shape = shape_from_config(fields, tied=fields.flag("tie_embedding", True))
     attention = replace(shape.attention(rope_from_config(fields, shape.head_dim, shape.context)), qk_norm="head")
     conv = ShortConv(shape.hidden_size, fields.whole("conv_L_cache", 2, 64), fields.flag("conv_bias", False))
     mlp = GatedMLP(_width(fields, shape.width), "silu")
-    kinds = fields.items("layer_types", shape.num_layers)
-    if any(kind not in KINDS for kind in kinds):
-        raise fields.wrong("layer_types", f"a list of {', '.join(KINDS)}")
-    layers = [Layer(attention if KINDS[kind] else conv, mlp) for kind in kinds]
-    return shape.model("lfm2", layers, tied=fields.flag("tie_word_embeddings", fields.flag("tie_embedding", True)))
+    is_attention = fields.choices("layer_types", KINDS, shape.num_layers)
+    return shape.model("lfm2", [Layer(attention if here else conv, mlp) for here in is_attention])
 
 
 def _width(fields: Fields, width: int) -> int:
@@ -41,12 +36,7 @@ def _width(fields: Fields, width: int) -> int:
 
 
 def recipes(spec: ModelSpec, names: Collection[str] = ()) -> Recipes:
-    found: Recipes = {
-        "embedding.weight": Tensor("model.embed_tokens.weight"),
-        "norm.weight": Tensor("model.embedding_norm.weight"),
-    }
-    if not spec.tied_embedding:
-        found["output.weight"] = Tensor("lm_head.weight")
+    found = hf_names.ends(spec, "model.embed_tokens.weight", "model.embedding_norm.weight")
     for index, layer in enumerate(spec.layers):
         ours, theirs = f"layers.{index}.", f"model.layers.{index}."
         found |= {
@@ -74,11 +64,3 @@ def recipes(spec: ModelSpec, names: Collection[str] = ()) -> Recipes:
         if biased:
             found[f"{part}conv_bias"] = Tensor(f"{theirs}conv.bias")
     return found
-
-
-def spec_from_gguf(head: GgufHead) -> ModelSpec:
-    raise ModelFileError(NO_GGUF)
-
-
-def gguf_recipes(spec: ModelSpec, names: Collection[str] = ()) -> Recipes:
-    raise ModelFileError(NO_GGUF)

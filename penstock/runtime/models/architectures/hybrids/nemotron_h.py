@@ -9,13 +9,11 @@ from typing import Any
 from penstock.errors import ModelFileError
 from penstock.runtime.models import hf_names
 from penstock.runtime.models.fields import Fields
-from penstock.runtime.models.gguf_head import GgufHead
 from penstock.runtime.models.kinds.recurrent import Mamba2
 from penstock.runtime.models.shape import MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, activation, shape_from_config
 from penstock.runtime.models.spec import GQA, NO_MLP, Attention, Layer, ModelSpec, PlainMLP
 from penstock.runtime.models.weights import Concat, Recipe, Recipes, Tensor
 
-NO_GGUF = "Nemotron-H is not read from GGUF; use the safetensors checkpoint"
 LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 KINDS = {"mamba": "mamba", "linear_attention": "mamba", "attention": "attention", "full_attention": "attention"}
 KINDS |= {"mlp": "mlp", "moe": "moe"}
@@ -34,7 +32,7 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
         for kind, after in zip(kinds, (*kinds[1:], ""))
         if kind != "mlp"
     ]
-    return shape.model("nemotron_h", layers, tied=fields.flag("tie_word_embeddings", False))
+    return shape.model("nemotron_h", layers)
 
 
 def _blocks(config: Mapping[str, Any]) -> list[str]:
@@ -76,12 +74,7 @@ def _mamba(fields: Fields) -> Mamba2:
 
 def recipes(spec: ModelSpec, names: Collection[str] = ()) -> Recipes:
     prefix = hf_names.find_prefix(names, "embeddings.weight", ("backbone.", "model."))
-    found: Recipes = {
-        "embedding.weight": Tensor(f"{prefix}embeddings.weight"),
-        "norm.weight": Tensor(f"{prefix}norm_f.weight"),
-    }
-    if not spec.tied_embedding:
-        found["output.weight"] = Tensor("lm_head.weight")
+    found = hf_names.ends(spec, f"{prefix}embeddings.weight", f"{prefix}norm_f.weight")
     number = 0
     for index, layer in enumerate(spec.layers):
         ours, theirs = f"layers.{index}.", f"{prefix}layers.{number}."
@@ -104,11 +97,3 @@ def _mixer(layer: Layer, ours: str, theirs: str) -> Iterator[tuple[str, Recipe]]
     elif isinstance(layer.attention, GQA):
         yield f"{ours}qkv.weight", Concat(tuple(Tensor(f"{theirs}{part}_proj.weight") for part in "qkv"))
         yield f"{ours}out.weight", Tensor(f"{theirs}o_proj.weight")
-
-
-def spec_from_gguf(head: GgufHead) -> ModelSpec:
-    raise ModelFileError(NO_GGUF)
-
-
-def gguf_recipes(spec: ModelSpec, names: Collection[str] = ()) -> Recipes:
-    raise ModelFileError(NO_GGUF)

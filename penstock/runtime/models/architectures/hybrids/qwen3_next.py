@@ -4,10 +4,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-from penstock.errors import ModelFileError
 from penstock.runtime.models import hf_names
 from penstock.runtime.models.fields import Fields
-from penstock.runtime.models.gguf_head import GgufHead
 from penstock.runtime.models.kinds.recurrent import GatedDelta
 from penstock.runtime.models.positions import rope_from_config
 from penstock.runtime.models.shape import (
@@ -22,7 +20,6 @@ from penstock.runtime.models.shape import (
 from penstock.runtime.models.spec import GQA, GatedMLP, Layer, ModelSpec, MoE
 from penstock.runtime.models.weights import Concat, Recipe, Recipes, Take, Tensor
 
-NO_GGUF = "Qwen3-Next is not read from GGUF; use the safetensors checkpoint"
 KINDS = {"linear_attention": False, "full_attention": True}
 EVERY = 4
 """Layers of which one is full attention, where the file does not say."""
@@ -55,17 +52,14 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
         )
         for index, is_full in enumerate(_full_layers(fields, shape.num_layers))
     ]
-    return shape.model("qwen3_next", layers, tied=fields.flag("tie_word_embeddings", False))
+    return shape.model("qwen3_next", layers)
 
 
 def _full_layers(fields: Fields, num_layers: int) -> list[bool]:
     if not fields.has("layer_types"):
         every = fields.whole("full_attention_interval", 1, MAX_LAYERS, EVERY)
         return [not (index + 1) % every for index in range(num_layers)]
-    kinds = fields.items("layer_types", num_layers)
-    if any(kind not in KINDS for kind in kinds):
-        raise fields.wrong("layer_types", f"a list of {', '.join(KINDS)}")
-    return [KINDS[kind] for kind in kinds]
+    return fields.choices("layer_types", KINDS, num_layers)
 
 
 def _mixture(fields: Fields, num_layers: int) -> MoE | None:
@@ -85,7 +79,7 @@ def _mixture(fields: Fields, num_layers: int) -> MoE | None:
 def recipes(spec: ModelSpec, names: Collection[str] = ()) -> Recipes:
     """Norms store the distance from one, but for those of the delta nets. The layers after the last, which guess a token
     further, are left aside."""
-    found = hf_names.decoder(spec, norm_plus=1.0)
+    found = hf_names.decoder(spec, norm_plus=1.0) | hf_names.experts(spec, shared="shared_expert")
     for index, layer in enumerate(spec.layers):
         ours, theirs = f"layers.{index}.", f"model.layers.{index}."
         if isinstance(layer.attention, GatedDelta):
@@ -93,16 +87,7 @@ def recipes(spec: ModelSpec, names: Collection[str] = ()) -> Recipes:
         elif isinstance(layer.attention, GQA):
             found |= _gated(layer.attention, f"{ours}attention.", f"{theirs}self_attn.")
         if isinstance(layer.mlp, MoE):
-            found |= hf_names.experts(
-                replace(layer.mlp, shared=None),
-                f"{ours}mlp.",
-                f"{theirs}mlp.",
-                gate="gate_proj",
-                up="up_proj",
-                down="down_proj",
-            )
             found[f"{ours}mlp.shared_gate.weight"] = Tensor(f"{theirs}mlp.shared_expert_gate.weight")
-            found |= hf_names.gated_mlp(f"{ours}mlp.shared.", f"{theirs}mlp.shared_expert.")
     return found
 
 
@@ -134,11 +119,3 @@ def _runs(part: Tensor, count: int, stride: int, begin: int, size: int) -> Recip
     """`size` rows of every `stride`, from `begin` on."""
     starts = [number * stride + begin for number in range(count)]
     return Concat(tuple(Take(part, start, start + size) for start in starts))
-
-
-def spec_from_gguf(head: GgufHead) -> ModelSpec:
-    raise ModelFileError(NO_GGUF)
-
-
-def gguf_recipes(spec: ModelSpec, names: Collection[str] = ()) -> Recipes:
-    raise ModelFileError(NO_GGUF)
