@@ -72,6 +72,14 @@ def test_windows_let_more_in_where_one_device_computes_the_model():
     assert llama.users_in_sight == pytest.approx(llama.users_mean, abs=1)
 
 
+def test_states_bound_users_whatever_their_length():
+    short, long = (make_demand(prompts=(n, n), answers=(100, 100)).sizes for n in (100, 4000))
+    granite = make_candidate("granite-4.0-h-tiny", "h100")
+    found = [fit_of(granite, sizes) for sizes in (short, long)]
+    assert [one.users_mean for one in found] == [granite.sizing.groups.num_states] * 2
+    assert all(one.users_in_sight == one.users_mean for one in found)
+
+
 def test_more_memory_never_holds_fewer_users():
     device = find("l4")
     grown = [replace(device, memory_bytes=int(device.memory_bytes * factor)) for factor in (1.0, 1.1, 1.5, 3.0)]

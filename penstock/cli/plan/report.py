@@ -71,6 +71,7 @@ def _print_fit(chosen: Data, demand: Data) -> None:
     kinds = ", ".join(f"{size:,} B in {kind}" for kind, size in fit["kv_by_attention"].items())
     _rows(
         ("KV of a token", f"{kinds}; {fit['kv_bytes_per_token']:,} B on a device"),
+        *([("a state", f"{format_bytes(fit['state_bytes'])}, whatever the context")] if fit["state_bytes"] else []),
         (
             "holds",
             f"{fit['num_tokens']:,} tokens at once: {fit['users_mean']:,} users of mean length, {fit['users_p95']:,} of the "

@@ -29,6 +29,8 @@ class Fit:
     """On one device."""
     kv_by_attention: dict[str, int]
     """Of a whole token, by kind of attention."""
+    state_bytes: int
+    """Of one state; a sequence has one, whatever its length, and the cache keeps others for beginnings that are shared."""
     num_tokens: int
     """Tokens that the cache of a copy holds."""
     users_mean: int
@@ -47,7 +49,10 @@ def fit_of(candidate: Candidate, sizes: Sizes) -> Fit:
     spec, sizing = candidate.spec, candidate.sizing
     per_token = round(spec.kv_bytes_per_token(candidate.precision.kv_bytes) * kv_fraction(spec, candidate.layout))
     fraction = candidate.engine.cache.memory_fraction
-    in_sight = spec.kv_bytes_in_sight(round(sizes.mean_total), candidate.precision.kv_bytes)
+    users_mean = users_in_sight = sizing.num_sequences(sizes.mean_total)
+    if not sizing.groups.num_states:
+        in_sight = spec.kv_bytes_in_sight(round(sizes.mean_total), candidate.precision.kv_bytes)
+        users_in_sight = sequences_that_fit(sizing.kv_bytes, kv_fraction(spec, candidate.layout), max(in_sight, 1))
     return Fit(
         memory_bytes=sizing.free_bytes,
         margin_bytes=sizing.free_bytes - int(sizing.free_bytes * fraction),
@@ -58,10 +63,11 @@ def fit_of(candidate: Candidate, sizes: Sizes) -> Fit:
         kv_bytes=sizing.kv_bytes,
         kv_bytes_per_token=per_token,
         kv_by_attention=kv_by_attention(spec, candidate.precision.kv_bytes),
+        state_bytes=sizing.state_bytes,
         num_tokens=sizing.num_cached_tokens,
-        users_mean=sizing.num_sequences(sizes.mean_total),
+        users_mean=users_mean,
         users_p95=sizing.num_sequences(sizes.p95_total),
-        users_in_sight=sequences_that_fit(sizing.kv_bytes, kv_fraction(spec, candidate.layout), max(in_sight, 1)),
+        users_in_sight=users_in_sight,
     )
 
 
