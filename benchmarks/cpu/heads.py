@@ -58,7 +58,7 @@ def measure(llm: LLM, name: str, options: argparse.Namespace) -> dict[str, Any]:
                 steps.append(plain.num_steps / max(guessing.num_steps, 1))
     proposals = guessing.llm.engine.proposer.proposals
     assert proposals is not None
-    drafter = proposals.drafters[-1]
+    drafter = proposals.speculator.drafters[-1]
     return {
         "drafter": name.partition(":")[0],
         "same": all(same),
@@ -68,7 +68,7 @@ def measure(llm: LLM, name: str, options: argparse.Namespace) -> dict[str, Any]:
         "accepted": round(proposals.num_accepted / max(proposals.num_checked, 1), 3),
         "plain_tokens_per_s": round(statistics.median(plain.rates), 1),
         "draft_ms": [round(1000 * drafter.seconds(count), 3) for count in (1, 2, 3)],
-        "step_ms": {width: round(1000 * proposals.cost(width), 3) for width in (1, 2, 3, 4)},
+        "step_ms": {width: round(1000 * proposals.speculator.cost(width), 3) for width in (1, 2, 3, 4)},
     }
 
 

@@ -22,7 +22,7 @@ from penstock.runtime.engine.peers import channel
 from penstock.runtime.engine.peers import server as offering
 from penstock.runtime.engine.peers.counts import FetchEnd
 from penstock.runtime.engine.peers.offers import BlockRead, HandedOut, ReadBlocks
-from penstock.runtime.engine.peers.remote import Peer, RemoteTier
+from penstock.runtime.engine.peers.remote import Peer, PeerFetch, RemoteTier
 from penstock.runtime.engine.tiers.record import format_digest
 
 KEY, FORMAT = b"a key that both know", format_digest("benchmark")
@@ -63,7 +63,7 @@ def fetched(tier: RemoteTier, peer: Peer, count: int) -> tuple[float, FetchEnd]:
         ended.set()
 
     begun = time.perf_counter()
-    tier.fetch(peer, hashes_of(count), 60.0, lambda: True, lambda records: None, over)
+    tier.fetch(PeerFetch(peer, hashes_of(count), 60.0, lambda: True, lambda records: None, over))
     if not ended.wait(60) or ends[0].fault:
         raise SystemExit(f"a fetch ended with {ends}")
     return time.perf_counter() - begun, ends[0]

@@ -26,7 +26,7 @@ class Rows:
     """Sequences of a runner whose scheduler is left out."""
 
     def __init__(self, llm: LLM, count: int, context: int) -> None:
-        self.runner = llm.engine._runner
+        self.runner = llm.engine.runner
         self.vocab_size = llm.spec.vocab_size
         self.count, self.context = count, context
         self.num_steps = 1 << 20

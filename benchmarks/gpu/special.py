@@ -17,6 +17,7 @@ import torch
 
 from penstock.runtime.core.batch import Arrival, Batch, Chunk
 from penstock.runtime.core.request import SamplingParams
+from penstock.runtime.core.runner import RunnerShape
 from penstock.runtime.execution.cuda.runner import CudaRunner
 from penstock.runtime.execution.load.parameters import dummy_model
 from penstock.runtime.layers.decoder import Decoder
@@ -91,7 +92,7 @@ def main() -> None:
     count = arguments.sequences
     model = dummy_model(catalog.find(arguments.model), torch.device("cuda"), torch.bfloat16)
     assert isinstance(model, Decoder)
-    runner = CudaRunner(model, count * MAX_CONTEXT // BLOCK_SIZE, BLOCK_SIZE, count, MAX_CONTEXT)
+    runner = CudaRunner(model, RunnerShape(count * MAX_CONTEXT // BLOCK_SIZE, BLOCK_SIZE, count, MAX_CONTEXT))
     steps = iter(range(0, 1 << 40, 1 << 16))
     for special in (PLAIN, *KINDS.values()):  # kernels and graphs
         measure(runner, count, 1, special, next(steps))

@@ -7,15 +7,27 @@ import random
 import resource
 import statistics
 import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from penstock.offline.llm import LLM, Update
 from penstock.runtime.core.request import SamplingParams
 
-NUM_REQUESTS = 32
+Figures = dict[str, float]
+
+
+@dataclass
+class TokenTimes:
+    """When each request's tokens came."""
+
+    times: dict[int, list[float]] = field(default_factory=dict)
+
+    def see(self, update: Update) -> None:
+        self.times.setdefault(id(update.completion), []).extend([time.monotonic()] * update.num_tokens)
 
 
 class SpeedTest:
-    """Workloads W1 to W3 on one engine, in tokens a second."""
+    """Workloads W1 to W3 on one engine."""
 
     def __init__(self, llm: LLM, seed: int) -> None:
         self.llm = llm
@@ -24,44 +36,39 @@ class SpeedTest:
     def ids(self, count: int) -> list[int]:
         return [self.random.randrange(10, self.llm.spec.vocab_size) for _ in range(count)]
 
-    def timed(self, prompts: list[list[int]], num_tokens: int) -> tuple[float, list[float]]:
-        """Seconds, and when each token came."""
-        times: list[float] = []
-
-        def see(update: Update) -> None:
-            times.extend([time.monotonic()] * update.num_tokens)
-
+    def timed(self, prompts: list[list[int]], num_tokens: int) -> tuple[float, TokenTimes, float]:
+        """Seconds, the times of all tokens, and when it began."""
+        watch, params = TokenTimes(), SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
         begin = time.monotonic()
-        self.llm.generate(
-            prompts, SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True), on_update=see
-        )
-        return time.monotonic() - begin, times
+        self.llm.generate(prompts, params, on_update=watch.see)
+        return time.monotonic() - begin, watch, begin
 
-    def w1(self) -> float:
+    def w1(self) -> Figures:
         """Prefill of 512 tokens."""
-        seconds, _ = self.timed([self.ids(512)], 1)
-        return 512 / seconds
+        seconds, _, _ = self.timed([self.ids(512)], 1)
+        return {"tokens_per_s": 512 / seconds}
 
-    def w2(self) -> float:
+    def w2(self) -> Figures:
         """128 tokens after 64, one sequence."""
-        _, times = self.timed([self.ids(64)], 128)
-        return (len(times) - 1) / (times[-1] - times[0])
+        _, watch, _ = self.timed([self.ids(64)], 128)
+        (times,) = watch.times.values()
+        return {"tokens_per_s": (len(times) - 1) / (times[-1] - times[0])}
 
-    def w3(self) -> float:
+    def w3(self, num_requests: int = 64) -> Figures:
         """Requests of 256 + 128 tokens, as many at once as the engine takes."""
-        seconds, _ = self.timed([self.ids(256) for _ in range(NUM_REQUESTS)], 128)
-        return NUM_REQUESTS * 128 / seconds
+        seconds, _, _ = self.timed([self.ids(256) for _ in range(num_requests)], 128)
+        return {"output_tokens_per_s": num_requests * 128 / seconds}
 
 
 def measure_speed(model: str, repeats: int) -> dict[str, object]:
     """Medians in tokens a second, and the most memory this process has taken."""
     found: dict[str, object] = {}
-    with LLM(model, max_sequences=NUM_REQUESTS, max_context=1024, speculate="off", prefix_caching=False) as llm:
+    with LLM(model, max_sequences=32, max_context=1024, speculate="off", prefix_caching=False) as llm:
         test = SpeedTest(llm, random.SystemRandom().randrange(2**31))
         test.timed([test.ids(8)], 1)
-        parts = {"W1": test.w1, "W2": test.w2, "W3": test.w3}
+        parts: dict[str, Callable[[], Figures]] = {"W1": test.w1, "W2": test.w2, "W3": lambda: test.w3(32)}
         for name, part in parts.items():
             runs = 1 if name == "W3" else repeats  # many requests are an average already
-            found[name] = round(statistics.median(part() for _ in range(runs)), 2)
+            found[name] = round(statistics.median(next(iter(part().values())) for _ in range(runs)), 2)
         found |= {"weight_bytes": llm.loaded.weight_bytes, "runner": type(llm.loaded.network).__name__}
     return found | {"peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}

@@ -58,7 +58,7 @@ def make(config: EngineConfig, on_phase: OnPhase) -> Machine:
     grammars = GrammarCompiler(lambda: whole_vocabulary(thinking_tokenizer(), VOCAB_SIZE))
     before = machine.engine
     engine = Engine(
-        before.scheduler, before._runner, time.monotonic, grammar_state=GrammarState(grammars, time.monotonic)
+        before.scheduler, before.runner, time.monotonic, grammar_state=GrammarState(grammars, time.monotonic)
     )
     return machine._replace(engine=engine)
 
