@@ -15,7 +15,6 @@ Survivors known to change nothing that anyone could notice (they count as surviv
 - work saved, not changed: blocks `num_full <= num_published`; plan `end > num_held * block_size`; scheduler
   `num_computed >= (num_published + 1) * block_size`
 - the short way left to the long one, which gives the same: scheduler `has_newcomers`, `len(drawn) == 1`, `limit - 1`
-- arguments nobody reads: scheduler `Sequence(request, 0, 0, 0)` in `pin`
 - a bound that is not reached: plan `max(room, 0)`, since each sequence has its token of the budget
 - a flag read only of those outside: roster `is_waiting = False` of one that enters or ends
 - the last turn of a loop: plan `prompts.append(...); continue`, since one prompt is under way, the last to enter
