@@ -43,7 +43,7 @@ def serves(models: tuple[str, ...] | None, model: str) -> bool:
 
 
 def _unless_none(ready: list[bool], wanted: list[bool]) -> list[bool]:
-    """Those of the ready ones that are wanted; where none is, all that are ready."""
+    """Ready ones that are wanted; where none is, all that are ready."""
     both = [one and other for one, other in zip(ready, wanted)]
     return both if True in both else ready
 

@@ -67,7 +67,7 @@ def logits_of(model: NativeDecoder | NativePart, *, makes_scores: bool = True) -
         angles = Rotations(model.spec, count, CPU).at(positions)
         hidden = model(TOKENS[begin:end], Step(layout, angles, cache.layers))
         if makes_scores:
-            found.append(model.logits(hidden).clone())
+            found.append(model.scores(hidden).clone())
     return torch.cat(found) if makes_scores else None
 
 

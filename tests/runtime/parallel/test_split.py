@@ -42,7 +42,7 @@ def logits_of(folder: Path, ranks: Ranks, *, shares_memory: bool = True) -> list
     def run(world: World) -> torch.Tensor | None:
         model = load_part(folder, world)
         if not world.place.is_last_stage:
-            model.logits = lambda hidden: hidden  # it has no matrix for them
+            model.scores = lambda hidden: hidden  # it has no matrix for them
         found = all_logits(model, TOKENS)
         return found if world.place.is_last_stage else None
 

@@ -124,9 +124,6 @@ class NativePart:
         scores, tokens = self._decoder.scores(hidden), self._adapted.tokens
         return scores if self._bank is None or tokens is None else self._bank.adapt_scores(scores, hidden, tokens.slots)
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        return self.scores(hidden)
-
     def likeliest(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """The likeliest token after each hidden state, and whether its scores are finite; no rank sees all scores."""
         return all_reduce_likeliest(self._own_scores(hidden), self._shard.vocabulary.start, self.world.tensor)

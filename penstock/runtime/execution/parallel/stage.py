@@ -49,6 +49,3 @@ class StagedDecoder:
 
     def scores(self, hidden: Tensor) -> Tensor:
         return self._model.scores(hidden)
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        return self._model.logits(hidden)
