@@ -19,6 +19,8 @@ from penstock.runtime.ops.triton.small_batch import small_batch
 
 MAX_SMALL_BATCH = 32
 """Rows up to which products here take no longer than the library's, and can begin early and gate what they make."""
+MAX_NARROW_BATCH, NARROW = 64, 16384
+"""The same for matrices of few outputs: the library cannot begin early, which costs as much as they take to read."""
 
 
 @entry
@@ -87,8 +89,12 @@ def _fits(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
 
 
 def _small_batch_fits(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    is_small_batch = x.ndim == 2 and 1 < x.shape[0] <= MAX_SMALL_BATCH
-    return is_small_batch and x.element_size() == 2 and x.is_contiguous() and weight.is_contiguous()
+    return _is_small_batch(x, weight, MAX_NARROW_BATCH if len(weight) <= NARROW else MAX_SMALL_BATCH)
+
+
+def _is_small_batch(x: Tensor, weight: Tensor, max_rows: int) -> bool:
+    is_within = x.ndim == 2 and 1 < x.shape[0] <= max_rows
+    return is_within and x.element_size() == 2 and x.is_contiguous() and weight.is_contiguous()
 
 
 def _gated_fits(x: Tensor, weight: Tensor, bias: Tensor | None, activation: Activation) -> bool:
@@ -96,7 +102,7 @@ def _gated_fits(x: Tensor, weight: Tensor, bias: Tensor | None, activation: Acti
 
 
 def _gated_small_batch_fits(x: Tensor, weight: Tensor, bias: Tensor | None, activation: Activation) -> bool:
-    return _small_batch_fits(x, weight, bias)
+    return _is_small_batch(x, weight, MAX_SMALL_BATCH)
 
 
 @gated_linear.kernel("cuda", fits=_gated_fits)

@@ -130,7 +130,7 @@ def attend_placed(
     count = qkv.shape[0]
     config = tile_config(count * spec.num_kv_heads, qkv)
     norms, angles = placing
-    decode_placed[(count, spec.num_kv_heads, config.splits)](
+    decode_placed[(spec.num_kv_heads, count, config.splits)](
         qkv,
         qkv if angles is None else angles.cosine,
         qkv if angles is None else angles.sine,
@@ -170,7 +170,7 @@ def attend_singles(
         return
     config = config or tile_config(singles.num_chunks * spec.num_kv_heads, q)
     keys, values, kind = _words(q, cache, spec)
-    decode_tokens[(singles.num_chunks, spec.num_kv_heads, config.splits)](
+    decode_tokens[(spec.num_kv_heads, singles.num_chunks, config.splits)](
         q,
         keys,
         values,
@@ -200,7 +200,7 @@ def _attend_several(
     config = tile_config(num_chunks * spec.num_kv_heads, q)
     keys, values, kind = _words(q, cache, spec)
     runs = _runs(len(q), spec, config.splits, q.device)
-    decode_several[(num_chunks, spec.num_kv_heads, config.splits)](
+    decode_several[(spec.num_kv_heads, num_chunks, config.splits)](
         q,
         keys,
         values,

@@ -97,8 +97,8 @@ def decode_tokens(
 ):  # fmt: skip
     """One sequence's query, the heads that share a kv head, one of SPLITS runs of keys."""
     await_others(CHAINS)
-    member = tl.program_id(0)
-    kv_head = tl.program_id(1)
+    member = tl.program_id(1)
+    kv_head = tl.program_id(0)
     split = tl.program_id(2)
     chunk = tl.load(members + member) if LISTED else member
     token = tl.load(starts + chunk).to(tl.int64)
@@ -145,8 +145,8 @@ def decode_placed(
     """The same from joined q, k, v as projected: heads are normed and rotated here, and the first run takes the new key and
     value from registers and lays them down in the cache."""
     await_others(CHAINS)
-    member = tl.program_id(0)
-    kv_head = tl.program_id(1)
+    member = tl.program_id(1)
+    kv_head = tl.program_id(0)
     split = tl.program_id(2)
     token = tl.load(starts + member).to(tl.int64)
     context = tl.load(contexts + member)
@@ -193,8 +193,8 @@ def decode_several(
     """`width` queries of a sequence, one position after another, which see its keys up to their own; those past its end are
     padding. There is too much to join for one program: `join_heads` does it."""
     await_others(CHAINS)
-    chunk = tl.program_id(0)
-    kv_head = tl.program_id(1)
+    chunk = tl.program_id(1)
+    kv_head = tl.program_id(0)
     split = tl.program_id(2)
     token = tl.load(starts + chunk).to(tl.int64)
     context = tl.load(contexts + chunk)

@@ -104,10 +104,8 @@ H200: dict[str, tuple[TileRow, ...]] = {
     "attention of tokens": (
         TileRow(TileConfig(1, 32, 4), size=_least(129)),
         TileRow(TileConfig(1, 32, 2, 4), num_out=_most(32)),
-        TileRow(TileConfig(1, 64, 8, 2), num_out=_most(128)),
         TileRow(TileConfig(1, 128, 4, 3), num_out=_most(512)),
-        TileRow(TileConfig(1, 32, 2, 2), num_out=_most(1024)),
-        TileRow(TileConfig(1, 128, 4, 3)),
+        TileRow(TileConfig(1, 64, 4, 3)),
         TileRow(TileConfig(1, 32, 4), value_bytes=WIDE),
     ),
     "expert pairs": (TileRow(TileConfig(2, 2048, 8, 3), value_bytes=ANY),),
