@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from penstock.service import kv_events
@@ -207,7 +208,7 @@ class RouterApp:
     def handle(self, request: Incoming, client: AnswerSink) -> None:
         request_id = self._request_id(request)
         if SHORT_PATHS.fullmatch(request.path):
-            request = request._replace(path="/v1" + request.path)
+            request = replace(request, path="/v1" + request.path)
         try:
             own, page = OWN_ROUTES.get((request.method, request.path)), page_answer(request)
             if request.headers.get(b"upgrade", b"").lower() == b"websocket" and isinstance(client, InboundConnection):

@@ -5,7 +5,7 @@ does not answer, the request is refused or passes, as the operator says. Prices,
 """
 
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -56,7 +56,7 @@ class Guardrails:
     async def before(self, settings: GuardrailSettings, request: Incoming, request_id: bytes) -> Incoming:
         """The request as it goes on. Raises Refusal."""
         verdict = await self._ask(settings, settings.before, _judged("before", request, request_id))
-        return request._replace(body=bytes(verdict.body)) if verdict.body else request
+        return replace(request, body=bytes(verdict.body)) if verdict.body else request
 
     def guarded(
         self, settings: GuardrailSettings, request: Incoming, request_id: bytes, client: AnswerSink

@@ -1,6 +1,7 @@
 """A request as it was parsed: one reading of its path and headers, by which everything is decided and passed on."""
 
 import re
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import quote, unquote_to_bytes
 
@@ -15,16 +16,19 @@ _ODD = re.compile(rb"[\x00-\x1f\x7f\\\\]|/(?:\.{0,2}/|\.{1,2}$)")
 """Parts that are empty or go up, and letters that no path needs."""
 
 
-class Incoming(NamedTuple):
-    """A request as it was parsed. Header names are in lower case; of repeated ones the first counts."""
+@dataclass(slots=True)
+class Incoming:
+    """A request as it was parsed. Header names are in lower case; of repeated ones the first counts. The connection that reads
+    it fills in body, time and caller; nobody changes it once it is handed over.
+    """
 
     method: str
     path: str
     """Without the query; escapes are read, once, and there are no dots to follow."""
     query: str
     headers: dict[bytes, bytes]
-    body: bytes
-    arrival_s: float
+    body: bytes = b""
+    arrival_s: float = 0.0
     caller: Any = None
     """What the handler's `check` said of it."""
 
