@@ -24,7 +24,7 @@ class RelayStamp(NamedTuple):
     priority: int = 0
 
     def encode(self) -> bytes:
-        return f"{self.key.decode()} {self.created} {_name(self.tenant)} {self.priority}".encode("ascii")
+        return b"%b %d %b %d" % (self.key, self.created, _name(self.tenant), self.priority)
 
 
 def read_stamp(value: bytes) -> RelayStamp | None:
@@ -39,26 +39,16 @@ def read_stamp(value: bytes) -> RelayStamp | None:
     return RelayStamp(key.encode(), int(created), "" if tenant == NOBODY else tenant, number)
 
 
-def _name(tenant: str) -> str:
+def _name(tenant: str) -> bytes:
     """A word that no two tenants share."""
     if not tenant:
-        return NOBODY
+        return NOBODY.encode()
     word = "%2D" if tenant == NOBODY else quote(tenant, safe="")
-    return word if len(word) <= MAX_NAME else "sha256:" + sha256(tenant.encode("utf-8", "surrogatepass")).hexdigest()
+    if len(word) > MAX_NAME:
+        word = "sha256:" + sha256(tenant.encode("utf-8", "surrogatepass")).hexdigest()
+    return word.encode()
 
 
-PAGE_BYTES = 4096
-
-
-class RandomNames:
-    """No byte is given twice. One for each event loop."""
-
-    def __init__(self) -> None:
-        self._page = b""
-
-    def draw(self, num_bytes: int) -> bytes:
-        """Twice as many hexadecimal digits."""
-        if len(self._page) < 2 * num_bytes:
-            self._page = os.urandom(PAGE_BYTES).hex().encode()
-        drawn, self._page = self._page[: 2 * num_bytes], self._page[2 * num_bytes :]
-        return drawn
+def random_name(num_bytes: int) -> bytes:
+    """Twice as many hexadecimal digits, which nobody can guess."""
+    return os.urandom(num_bytes).hex().encode()

@@ -96,9 +96,6 @@ class UpstreamConnection(asyncio.Protocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         self._headers.append((name.lower(), value))
 
-    def on_message_begin(self) -> None:
-        self._headers = []
-
     def on_headers_complete(self) -> None:
         self._status = self._parser.get_status_code()
         if self._status >= 200 and self._exchange is not None:
@@ -109,6 +106,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         if 100 <= self._status < 200:
+            self._headers = []
             return
         if self._parts:
             self._hand_over()
@@ -130,6 +128,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     def send(self, data: bytes, exchange: UpstreamExchange) -> None:
         self._exchange = exchange
+        self._headers = []
         self._status = 0
         self.has_begun = False
         self.num_exchanges += 1

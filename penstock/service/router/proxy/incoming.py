@@ -12,6 +12,8 @@ from penstock.service.edge.refusal import not_http
 _PLAIN = "/-._~!$&'()*+,;=:@"
 """What a path holds unescaped; a percent sign begins anything else."""
 _SAFE = re.compile(r"[\w/.~-]+", re.ASCII)
+_EASY = re.compile(rb"(?:/\w[\w.~-]*)+")
+"""A path that has no query, no escapes and no part that begins with a dot: nearly all."""
 _ODD = re.compile(rb"[\x00-\x1f\x7f\\\\]|/(?:\.{0,2}/|\.{1,2}$)")
 """Parts that are empty or go up, and letters that no path needs."""
 
@@ -67,6 +69,8 @@ class PlainCaller(NamedTuple):
 
 def target_of(url: bytes) -> tuple[str, str]:
     """Path and query. Raises Refusal for a path that another reader might take for another one."""
+    if _EASY.fullmatch(url):
+        return url.decode("ascii"), ""
     parsed = httptools.parse_url(url) if url[:1] == b"/" else None
     if parsed is None or parsed.path is None:
         raise not_http("the request's path is not one we read; begin it with /")
