@@ -102,7 +102,7 @@ class InboundConnection(asyncio.Protocol):
     _request: Incoming | None = None
     """Its head is here, its body is not whole yet."""
     _is_unchecked: bool = False
-    """Nobody has looked at its caller."""
+    """Its caller has not been looked at."""
     _body: list[bytes] = field(default_factory=list)
     _is_answering: bool = False
     _is_closing: bool = False
@@ -111,6 +111,8 @@ class InboundConnection(asyncio.Protocol):
     _num_unwanted: int = 0
     _num_together: int = 0
     """Requests in what was read last."""
+    _num_unfinished: int = 0
+    """Bytes of a header, or of a trailer, that has not ended: the parser puts its pieces together anew at every read."""
 
     def __post_init__(self) -> None:
         self._kept = BodyAccount(self._handler.bodies)
@@ -151,10 +153,15 @@ class InboundConnection(asyncio.Protocol):
 
     def _parse(self, data: bytes) -> None:
         self._num_together = 0
+        num_seen = self._tally.count + len(self._body)
         if not self._url:
             self.deadline_s = time.monotonic() + HEADERS_S
         try:
             self._parser.feed_data(data)
+            has_moved = self._num_together or self._tally.count + len(self._body) > num_seen
+            self._num_unfinished = 0 if has_moved else self._num_unfinished + len(data)
+            if self._num_unfinished > MAX_HEADER_BYTES:
+                raise too_long()
         except httptools.HttpParserUpgrade as error:
             if self._session is None:
                 self.refuse(not_http("no other protocol than HTTP/1.1 is spoken here"))
