@@ -5,12 +5,15 @@ nothing that a stamp could add.
 """
 
 import os
+from collections.abc import Iterator
 from hashlib import sha256
 from typing import NamedTuple
 from urllib.parse import quote
 
 MAX_NAME = 128
 NOBODY = "-"
+PAGE_BYTES = 4096
+"""Of randomness, drawn at a time."""
 TRUST_HEADER = b"x-penstock-trust"
 """In answers to a request whose stamp was believed."""
 
@@ -49,6 +52,9 @@ def _name(tenant: str) -> bytes:
     return word.encode()
 
 
-def random_name(num_bytes: int) -> bytes:
-    """Twice as many hexadecimal digits, which nobody can guess."""
-    return os.urandom(num_bytes).hex().encode()
+def random_names(num_digits: int) -> Iterator[bytes]:
+    """Hexadecimal digits that nobody can guess, none given twice, without end."""
+    while True:
+        page = os.urandom(PAGE_BYTES).hex().encode()
+        for at in range(0, len(page) - num_digits, num_digits):
+            yield page[at : at + num_digits]

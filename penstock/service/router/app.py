@@ -19,7 +19,7 @@ from penstock.service.edge.flow import StallWatch
 from penstock.service.edge.frames import SOCKET_PATHS
 from penstock.service.edge.memory import needs_trim, trim_memory
 from penstock.service.edge.refusal import Refusal, not_found, unavailable
-from penstock.service.edge.stamp import random_name
+from penstock.service.edge.stamp import random_names
 from penstock.service.edge.tls import TlsContexts
 from penstock.service.gateway.gateway import Gateway
 from penstock.service.gateway.keys import KeyRecord
@@ -35,8 +35,8 @@ from penstock.service.router.members import Members
 from penstock.service.router.policy import RoutedCall
 from penstock.service.router.proxy.asked import BYTES_PER_TOKEN, NOTHING, Wanted, chunk_hashes, wanted_of
 from penstock.service.router.proxy.client import InboundConnection, shutting_down
-from penstock.service.router.proxy.incoming import AnswerSink, Incoming, PlainCaller
-from penstock.service.router.proxy.job import Job, RelayOutcome
+from penstock.service.router.proxy.incoming import NO_CALLER, AnswerSink, Incoming, PlainCaller
+from penstock.service.router.proxy.job import PROMPT_PATHS, Job, RelayOutcome
 from penstock.service.router.proxy.relay import Relay
 from penstock.service.router.proxy.replica_pool import ReplicaPool
 from penstock.service.router.proxy.sockets import RelayedSocket
@@ -47,7 +47,6 @@ from penstock.service.upstream.connections import fetch
 SWEEP_S = 0.25
 BLOCKS_S = 0.5
 """How long a replica may take to say what blocks a prompt is made of."""
-BLOCK_PATHS = frozenset(("/v1/chat/completions", "/v1/completions", "/v1/messages", "/api/chat", "/api/generate"))
 PROXIED = ("/v1/", "/api/")
 METRICS_PATH = "/metrics"
 PROXIED_PATHS = frozenset(
@@ -105,6 +104,7 @@ class RouterApp:
         self.is_draining = False
         self.on_change: Callable[[LiveReplica], None] = lambda replica: None
         self._numbers: dict[str, int] = {}
+        self._ids, self._keys = random_names(24), random_names(32)
         self._clients: set[InboundConnection] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._answers: set[asyncio.Task[None]] = set()
@@ -198,16 +198,19 @@ class RouterApp:
         if is_public(path) or method == "OPTIONS":
             return None
         if path == METRICS_PATH and self._metrics_keys.tenant_of(key_of(headers)) is not None:
-            return PlainCaller("")
+            return NO_CALLER
         if self.gate is not None:
             return self.gate.key(headers)
-        return PlainCaller(self.access.tenant(method, path, headers))
+        return NO_CALLER if self.access.is_open else PlainCaller(self.access.tenant(method, path, headers))
 
     def handle(self, request: Incoming, client: AnswerSink) -> None:
         request_id = self._request_id(request)
         if not request.path.startswith(PROXIED) and SHORT_PATHS.fullmatch(request.path):
             request = replace(request, path="/v1" + request.path)
         try:
+            if request.path in PROMPT_PATHS and request.method == "POST":  # nearly all of them
+                self._route(request, request_id, client)
+                return
             own, page = OWN_ROUTES.get((request.method, request.path)), page_answer(request)
             if request.headers.get(b"upgrade", b"").lower() == b"websocket" and isinstance(client, InboundConnection):
                 self._open_socket(request, client)
@@ -294,7 +297,7 @@ class RouterApp:
     def _admit(self, request: Incoming, request_id: bytes, client: AnswerSink) -> None:
         wanted = wanted_of(request.body) or NOTHING
         name = "" if wanted.model in (None, "default") else wanted.model or ""
-        relay_key, call = random_name(16), self._call(request, wanted, name)
+        relay_key, call = next(self._keys), self._call(request, wanted, name)
         job = Job(request, request_id, relay_key, wanted, call, name, int(time.time()))
         if self.gate is not None:
             job.ticket = self.gate.admit(request.caller, request, request_id, wanted)
@@ -320,7 +323,7 @@ class RouterApp:
     def _start(self, job: Job, client: AnswerSink) -> None:
         """Where replicas report their caches, one of them is asked first what the prompt is made of. Raises Refusal."""
         pools: list[ReplicaPool] = []
-        if self.dispatch.is_told and job.request.path in BLOCK_PATHS:
+        if self.dispatch.is_told and job.request.path in PROMPT_PATHS:
             pools = [pool for one, pool in self.members if pool.is_ours and self.fleet.takes(one, time.monotonic())]
         if pools:
             self._answer(self._learn_blocks(job, client, pools[job.call.number % len(pools)]))
@@ -439,7 +442,7 @@ class RouterApp:
 
     def _request_id(self, request: Incoming) -> bytes:
         given = request.headers.get(b"x-request-id", b"")
-        return given if given and _ID.fullmatch(given) else b"req_" + random_name(12)
+        return given if given and _ID.fullmatch(given) else b"req_" + next(self._ids)
 
     def _own_answer(
         self, request: Incoming, request_id: bytes, status: int, kind: str, body: bytes

@@ -262,7 +262,7 @@ class LiveFleet:
     def begin(self, replica: LiveReplica, num_tokens: int, now: float) -> None:
         replica.num_pending += 1
         replica.num_waiting_tokens += num_tokens
-        replica.told_s = max(replica.told_s, now)
+        replica.told_s = now
         replica.breaker.begin(now)
 
     def answer(self, replica: LiveReplica, num_tokens: int, waited_s: float) -> None:

@@ -161,6 +161,8 @@ class ConnectionPool:
     ) -> None:
         """`tls` says whom to trust and what to show over https, in place of what the system trusts."""
         self.endpoint = endpoint
+        self._lines = f" HTTP/1.1\r\nhost: {endpoint.authority}\r\n".encode()
+        """What every request there has after its path."""
         self._idle: list[UpstreamConnection] = []
         self._max_idle = max_idle
         self._tls = (tls or cache(ssl.create_default_context)) if endpoint.is_tls else None
@@ -192,6 +194,16 @@ class ConnectionPool:
                 lambda: UpstreamConnection(self), ssl=tls, **where
             )
         return made
+
+    def head(self, method: str, target: str) -> bytes:
+        """How every request there begins; `target` is latin-1."""
+        return f"{method} {self.endpoint.path}{target}".encode("latin-1") + self._lines
+
+    def request(self, method: str, path: str, headers: bytes = b"", body: bytes | None = None) -> bytes:
+        """A question of our own. `headers` are lines that each end in CRLF."""
+        if body is not None:
+            headers += b"content-type: application/json\r\ncontent-length: %d\r\n" % len(body)
+        return self.head(method, path) + headers + b"\r\n" + (body or b"")
 
     def give_back(self, connection: UpstreamConnection) -> None:
         if connection.is_open and len(self._idle) < self._max_idle:

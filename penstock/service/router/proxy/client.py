@@ -32,6 +32,8 @@ from penstock.service.edge.refusal import Refusal, not_http, unavailable
 from penstock.service.router.proxy.incoming import AnswerSink, Incoming, target_of
 
 BODY_S = 60.0
+SMALL_BYTES = 4 << 10
+"""A body of this size takes no more than its connection does: it is not counted."""
 HIGH_WATER = 64 << 10
 MAX_AHEAD_BYTES = 64 << 10
 """Kept unread while an answer is under way; beyond it nothing is read."""
@@ -104,6 +106,8 @@ class InboundConnection(asyncio.Protocol):
     _is_unchecked: bool = False
     """Its caller has not been looked at."""
     _body: list[bytes] = field(default_factory=list)
+    _num_body: int = 0
+    """Bytes of it."""
     _is_answering: bool = False
     _is_closing: bool = False
     _is_refused: bool = False
@@ -227,9 +231,12 @@ class InboundConnection(asyncio.Protocol):
         if not self._is_answering:  # else read together with the request before it: no more than one read
             if self._is_unchecked and self._request is not None:
                 self._check(self._request)
-            if self._kept.num_bytes + len(body) > self._handler.max_body_bytes:
+            self._num_body += len(body)
+            if self._num_body > self._handler.max_body_bytes:
                 raise self._too_large()
-            self._kept.add(len(body))
+            if self._num_body > SMALL_BYTES:
+                is_first = self._num_body - len(body) <= SMALL_BYTES
+                self._kept.add(self._num_body if is_first else len(body))
         self._body.append(body)
 
     def on_message_complete(self) -> None:
@@ -239,7 +246,7 @@ class InboundConnection(asyncio.Protocol):
         request.body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
         request.arrival_s = time.monotonic()
         keeps_alive = self._parser.should_keep_alive()
-        self._url, self._body, self._request, self._is_unchecked = b"", [], None, False
+        self._url, self._body, self._num_body, self._request, self._is_unchecked = b"", [], 0, None, False
         self._tally.clear()
         self._num_together += 1
         if self._num_together > MAX_PIPELINED:
@@ -306,7 +313,8 @@ class InboundConnection(asyncio.Protocol):
         """The answer is over: the next request, if there is one and its client has read enough."""
         self._is_answering = False
         self.answering = None
-        self._give_back()
+        if self._kept.num_bytes:
+            self._give_back()
         if not self.is_open:
             return
         if self._is_refused:

@@ -67,6 +67,9 @@ class PlainCaller(NamedTuple):
     """Empty where there is no key to tell callers apart by."""
 
 
+NO_CALLER = PlainCaller("")
+
+
 def target_of(url: bytes) -> tuple[str, str]:
     """Path and query. Raises Refusal for a path that another reader might take for another one."""
     if _EASY.fullmatch(url):

@@ -12,6 +12,8 @@ from penstock.service.router.proxy.asked import Wanted, replaced
 from penstock.service.router.proxy.incoming import Incoming
 from penstock.service.router.proxy.replica_pool import ReplicaPool
 
+PROMPT_PATHS = frozenset(("/v1/chat/completions", "/v1/completions", "/v1/messages", "/api/chat", "/api/generate"))
+"""Whose prompts are in their bodies: nothing that one replica keeps is needed to compute them."""
 PASSED_HEADERS = (
     b"content-type",
     b"accept",
@@ -107,17 +109,14 @@ class Job:
         """
         request = self.request
         query = request.query if query is None else query
-        lines = [pool.head(request.method, f"{request.target}?{query}" if query else request.target)]
         headers = request.headers
         if self.traceparent:
             headers = headers | {b"traceparent": self.traceparent}
-        for name in PASSED_HEADERS:
-            if name in headers:
-                lines.append(b"%b: %b\r\n" % (name, headers[name]))
+        lines = [b"%b: %b\r\n" % (name, headers[name]) for name in PASSED_HEADERS if name in headers]
         body = self.body(pool)
         if not pool.model:  # one of ours, or one that takes no notice
-            lines.append(b"x-request-id: %b\r\n%b: %b\r\n" % (self.request_id, marks.RELAY_HEADER, self._stamp()))
-            lines.append(self._billing())
+            stamp, billing = self._stamp(), self._billing()
+            lines.append(b"x-request-id: %b\r\n%b: %b\r\n%b" % (self.request_id, marks.RELAY_HEADER, stamp, billing))
             if self.peer:
                 lines.append(b"%b: %b\r\n" % (kv_events.PEER_HEADER, self.peer))
             if shown:
@@ -126,8 +125,8 @@ class Job:
                 body = prefix + body
         if body or request.method == "POST":
             lines.append(b"content-length: %d\r\n" % len(body))
-        lines.append(b"\r\n")
-        return b"".join(lines) + body
+        target = request.target if not query else f"{request.target}?{query}"
+        return b"".join((pool.head(request.method, target), *lines, b"\r\n", body))
 
     def asking_blocks(self, pool: ReplicaPool) -> bytes:
         """The same request, asked only what blocks its prompt is made of."""

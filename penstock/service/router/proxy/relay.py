@@ -244,14 +244,17 @@ class Relay:
 
     def _prefer(self, attempt: Attempt) -> None:
         """This one has begun to answer: the other, if there is one, is stopped."""
-        if self._hedging is not None:
-            self._hedging.cancel()
-            self._hedging = None
+        self._stop_hedging()
         if self._hedge is not None:
             other = self._attempt if attempt is self._hedge else self._hedge
             self._attempt, self._hedge = attempt, None
             if other is not None:
                 other.leave(None)
+
+    def _stop_hedging(self) -> None:
+        if self._hedging is not None:
+            self._hedging.cancel()
+            self._hedging = None
 
     # When a replica fails
 
@@ -344,9 +347,7 @@ class Relay:
 
     def _leave(self, is_good: bool | None) -> None:
         """No replica is asked any more."""
-        if self._hedging is not None:
-            self._hedging.cancel()
-            self._hedging = None
+        self._stop_hedging()
         attempt, self._attempt = self._attempt, None
         hedge, self._hedge = self._hedge, None
         if attempt is not None:
