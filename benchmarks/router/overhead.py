@@ -3,9 +3,10 @@
     python benchmarks/router/overhead.py --seconds 5 --concurrency 32 [--others] [--memory 100000] [--json FILE]
 
 Behind every router stand the same two servers of canned answers (this file again, as `--stub PORT`), so only routers differ.
-Contenders take turns, `--rounds` times; medians are printed. `--others` needs `pip install 'litellm[proxy]' sglang-router` in
-the environment of `--other-python`; a contender that cannot be started is named with its reason and left out. `--memory N`: how
-much memory ours takes after its first requests and after N more.
+Contenders take turns, `--rounds` times; medians are printed. `--tree DIR` is another checkout of this repository: turns of
+half a second beside it tell what a change costs on a machine with other work. `--others` needs `pip install 'litellm[proxy]'
+sglang-router` in the environment of `--other-python`; a contender that cannot be started is named with its reason and left
+out. `--memory N`: how much memory ours takes after its first requests and after N more.
 """
 
 import argparse
@@ -139,15 +140,16 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def contenders(ports: list[int], folder: Path, other_python: str | None) -> dict[str, tuple[list[str], int]]:
+def contenders(
+    ports: list[int], folder: Path, trees: list[Path], other_python: str | None
+) -> dict[str, tuple[list[str], int]]:
     urls = [f"http://127.0.0.1:{port}" for port in ports]
-    own = free_port()
-    found = {
-        "penstock": (
-            [sys.executable, "-m", "penstock", "route", "--port", str(own), *(f"--replica={url}" for url in urls)],
-            own,
-        )
-    }
+    found = {}
+    for name, tree in (("penstock", None), *((tree.name, tree.resolve()) for tree in trees)):
+        port = free_port()
+        where = [] if tree is None else ["env", "-C", str(tree), f"PYTHONPATH={tree}"]
+        command = [*where, sys.executable, "-m", "penstock", "route", "--port", str(port)]
+        found[name] = ([*command, *(f"--replica={url}" for url in urls)], port)
     if other_python:
         port = free_port()
         models = [
@@ -186,7 +188,7 @@ async def measure(options: argparse.Namespace) -> None:
         try:
             await ready(ports[0], stubs[0])
             for name, (command, port) in contenders(
-                ports, Path(folder), options.other_python if options.others else None
+                ports, Path(folder), options.tree, options.other_python if options.others else None
             ).items():
                 log = (Path(folder) / f"{name}.log").open("wb")
                 process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True, env=environment)
@@ -254,6 +256,9 @@ if __name__ == "__main__":
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--concurrency", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--tree", type=Path, action="append", default=[], help="another checkout, whose router takes part"
+    )
     parser.add_argument("--others", action="store_true")
     parser.add_argument("--memory", type=int, default=0)
     parser.add_argument("--json", type=Path)

@@ -27,9 +27,9 @@ async def behind_gateway(tmp_path, rules: dict, *replicas: ScriptedReplica, **se
     gateway = Gateway(msgspec.convert(rules, GatewaySettings), database, 0.0)
     async with routed(*replicas, gateway=gateway, **settings) as router:
 
-        async def asked(model: str, tenant: str = "acme", **fields):
+        async def asked(model: str, tenant: str = "acme", path: str = "/v1/chat/completions", **fields):
             body = json.dumps(QUESTION | {"model": model} | fields).encode()
-            return await ask(router.port, body, authorization=f"Bearer {keys[tenant]}")
+            return await ask(router.port, body, path, authorization=f"Bearer {keys[tenant]}")
 
         await router.until(lambda: all(replica.models for replica in router.app.fleet))
         yield router, asked
@@ -222,5 +222,19 @@ def test_a_foreign_stream_is_sent_again_before_its_first_byte_only():
     async def stream(router: Routed) -> None:
         status, _, body = await router.post(QUESTION | {"model": "tiny", "stream": True})
         assert (status, body.count(b"hi")) == (200, 1)
+
+    run(law)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
+def test_a_request_that_is_refused_after_it_was_admitted_gives_its_turn_back(tmp_path, path):
+    """A model that is not served, and replicas that do not keep tenants apart."""
+
+    async def law():
+        rules = {"tiers": {"one": {"concurrency": 1}}, "tenants": {"acme": {"tier": "one"}}}
+        async with behind_gateway(tmp_path, rules, ScriptedReplica("a")) as (_, asked):
+            for _ in range(3):
+                status, _, body = await asked("unheard-of", path=path, input="hello")
+                assert status in (404, 501), body
 
     run(law)

@@ -7,6 +7,7 @@ import re
 
 import pytest
 
+from penstock.service.edge.headers import MAX_HEADER_BYTES
 from tests.router.harness import Routed, ScriptedReplica, routed
 from tests.router.test_relay import run
 
@@ -138,7 +139,9 @@ def test_what_is_ambiguous_is_refused_and_nothing_hidden_in_it_gets_through():
 
 @pytest.mark.parametrize("num_cases", [400, pytest.param(4000, marks=pytest.mark.slow)])
 def test_as_many_requests_reach_a_replica_as_are_answered(num_cases):
-    """However a request is bent: what one side counts, the other does."""
+    """However a request is bent: what one side counts, the other does. One whose body never ends is refused with 503 when its
+    connection is closed.
+    """
 
     async def law():
         replica = ScriptedReplica("a")
@@ -147,6 +150,28 @@ def test_as_many_requests_reach_a_replica_as_are_answered(num_cases):
                 before = len(replica.asked)
                 answers = await sent(router, case)
                 assert len(replica.asked) - before == answers.count(b"200"), case
-                assert set(answers) <= {b"200", b"400", b"403", b"404", b"405", b"413", b"431"}, case
+                assert set(answers) <= {b"200", b"400", b"403", b"404", b"405", b"413", b"431", b"503"}, case
+
+    run(law)
+
+
+@pytest.mark.parametrize(
+    "begun",
+    [
+        b"POST / HTTP/1.1\r\n",
+        b"POST / HTTP/1.1\r\nhost: localhost\r\nx: ",
+        request(HOST, b"Transfer-Encoding: chunked", body=CHUNKED[:-2]) + b"x: ",
+    ],
+    ids=["name", "value", "trailer"],
+)
+def test_what_never_becomes_a_whole_header_is_refused_before_much_of_it_is_read(begun):
+    async def law():
+        async with routed(ScriptedReplica("a")) as router:
+            reader, writer = await asyncio.open_connection("127.0.0.1", router.port)
+            writer.write(begun)
+            await router.until(lambda: bool(router.connections) and router.connections[0].num_received == len(begun))
+            writer.write(b"y" * (MAX_HEADER_BYTES + 1))
+            assert b" 431 " in await asyncio.wait_for(reader.readuntil(b"\r\n"), 5.0)
+            writer.close()
 
     run(law)

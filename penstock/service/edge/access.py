@@ -15,6 +15,7 @@ PUBLIC_FOLDER = "/assets/"
 HEALTH_PATHS = ("/livez", "/readyz", "/health")
 OWN_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
+MAX_SEEN_HOSTS = 64
 ROUTER = "router"
 """The tenant whose key a router has: it says itself for whom it asks."""
 
@@ -57,19 +58,18 @@ class Access:
         """Raises ConfigError for a file of signed tokens' that cannot be used."""
         self.keys = keys
         self.tokens = SignedTokens(read_jwt(names.jwt)) if names.jwt is not None else None
+        self.is_open = not keys and self.tokens is None
+        """No client needs a key."""
         self._hosts = {host.lower() for host in (*OWN_HOSTS, names.host, *names.allowed_host)}
         self._checks_host = is_loopback(names.host) or bool(names.allowed_host)
+        self._seen_hosts: set[bytes] = set()
+        """Of ours, as clients write them: with ports."""
         self._origins = {origin.lower().rstrip("/") for origin in names.allowed_origin}
-
-    @property
-    def is_open(self) -> bool:
-        """No client needs a key."""
-        return not self.keys and self.tokens is None
 
     def check(self, method: str, headers: HeaderMap) -> None:
         """Raises Refusal for a host that is not ours, or for a page that may not write."""
         host = headers.get(b"host")  # only HTTP/1.0 leaves it out
-        if self._checks_host and host is not None and _host_name(host) not in self._hosts:
+        if self._checks_host and host is not None and host not in self._seen_hosts and not self._is_ours(host):
             raise forbidden("this host name is not allowed; allow it with --allowed-host", "host_not_allowed")
         origin = headers.get(b"origin")
         if origin and method not in SAFE_METHODS and not self._is_known(origin, host or b""):
@@ -106,6 +106,12 @@ class Access:
             (b"access-control-expose-headers", b"x-request-id, retry-after, server-timing"),
             (b"vary", b"origin"),
         ]
+
+    def _is_ours(self, host: bytes) -> bool:
+        is_ours = _host_name(host) in self._hosts
+        if is_ours and len(self._seen_hosts) < MAX_SEEN_HOSTS:
+            self._seen_hosts.add(host)
+        return is_ours
 
     def _is_known(self, origin: bytes, host: bytes) -> bool:
         """The page is ours, or the operator allowed it."""

@@ -22,12 +22,16 @@ class HeaderTally:
     __slots__ = ("count", "num_bytes", "values")
 
     def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Another request begins."""
         self.values: dict[bytes, bytes] = {}
         """By name in lower case; of repeated ones the first counts."""
         self.count = self.num_bytes = 0
 
     def add(self, name: bytes, value: bytes) -> None:
-        """`name` is in lower case."""
+        name = name.lower()
         self.count += 1
         self.num_bytes += len(name) + len(value) + 4
         if self.num_bytes > MAX_HEADER_BYTES or self.count > MAX_HEADERS:

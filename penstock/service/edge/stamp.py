@@ -5,12 +5,15 @@ nothing that a stamp could add.
 """
 
 import os
+from collections.abc import Iterator
 from hashlib import sha256
 from typing import NamedTuple
 from urllib.parse import quote
 
 MAX_NAME = 128
 NOBODY = "-"
+PAGE_BYTES = 4096
+"""Of randomness, drawn at a time."""
 TRUST_HEADER = b"x-penstock-trust"
 """In answers to a request whose stamp was believed."""
 
@@ -24,7 +27,7 @@ class RelayStamp(NamedTuple):
     priority: int = 0
 
     def encode(self) -> bytes:
-        return f"{self.key.decode()} {self.created} {_name(self.tenant)} {self.priority}".encode("ascii")
+        return b"%b %d %b %d" % (self.key, self.created, _name(self.tenant), self.priority)
 
 
 def read_stamp(value: bytes) -> RelayStamp | None:
@@ -39,26 +42,19 @@ def read_stamp(value: bytes) -> RelayStamp | None:
     return RelayStamp(key.encode(), int(created), "" if tenant == NOBODY else tenant, number)
 
 
-def _name(tenant: str) -> str:
+def _name(tenant: str) -> bytes:
     """A word that no two tenants share."""
     if not tenant:
-        return NOBODY
+        return NOBODY.encode()
     word = "%2D" if tenant == NOBODY else quote(tenant, safe="")
-    return word if len(word) <= MAX_NAME else "sha256:" + sha256(tenant.encode("utf-8", "surrogatepass")).hexdigest()
+    if len(word) > MAX_NAME:
+        word = "sha256:" + sha256(tenant.encode("utf-8", "surrogatepass")).hexdigest()
+    return word.encode()
 
 
-PAGE_BYTES = 4096
-
-
-class RandomNames:
-    """No byte is given twice. One for each event loop."""
-
-    def __init__(self) -> None:
-        self._page = b""
-
-    def draw(self, num_bytes: int) -> bytes:
-        """Twice as many hexadecimal digits."""
-        if len(self._page) < 2 * num_bytes:
-            self._page = os.urandom(PAGE_BYTES).hex().encode()
-        drawn, self._page = self._page[: 2 * num_bytes], self._page[2 * num_bytes :]
-        return drawn
+def random_names(num_digits: int) -> Iterator[bytes]:
+    """Hexadecimal digits that nobody can guess, none given twice, without end."""
+    while True:
+        page = os.urandom(PAGE_BYTES).hex().encode()
+        for at in range(0, len(page) - num_digits, num_digits):
+            yield page[at : at + num_digits]

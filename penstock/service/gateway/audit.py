@@ -3,7 +3,7 @@
 from concurrent.futures import Future
 from typing import NamedTuple
 
-from penstock.service.store.database import Database
+from penstock.service.store.database import Database, insert, rows_as
 
 
 class AuditEntry(NamedTuple):
@@ -15,13 +15,10 @@ class AuditEntry(NamedTuple):
 
 
 def write_audit(database: Database, entry: AuditEntry) -> "Future[int]":
-    return database.write(
-        lambda t: t.run("INSERT INTO audit (at, who, action, about) VALUES (?, ?, ?, ?)", tuple(entry))
-    )
+    return database.write(lambda t: insert(t, "audit (at, who, action, about)", entry))
 
 
 def audit_entries(database: Database, limit: int = 100) -> list[AuditEntry]:
     """The latest, newest first."""
     sql = f"SELECT at, who, action, about FROM audit ORDER BY at DESC LIMIT {int(limit)}"
-    rows = database.read(lambda t: t.rows(sql)).result()
-    return [AuditEntry(float(at), str(who), str(action), str(about)) for at, who, action, about in rows]
+    return database.read(lambda t: rows_as(t, AuditEntry, sql)).result()

@@ -8,6 +8,7 @@ from penstock.service.gateway import rules
 from penstock.service.gateway.accounts import budgets
 from penstock.service.gateway.accounts.money import nanodollars
 from penstock.service.gateway.keys import KeyRing, list_keys
+from penstock.service.gateway.limits import Tier
 from penstock.service.gateway.schema import change_number
 from penstock.service.gateway.settings import GatewaySettings, read_settings
 from penstock.service.store.database import Database
@@ -21,7 +22,8 @@ class RuleBook:
     def __init__(self, base: GatewaySettings, database: Database, unix_s: float, path: Path | None = None) -> None:
         """`path` is the file that `base` was read from, read again when it changes."""
         self.base = base
-        self.settings = base
+        self.tiers: dict[str, Tier] = {}
+        self._take_up(base)
         self.ring = KeyRing([])
         self.budgeted: frozenset[str] = frozenset()
         self.ranks: dict[int, float] = {}
@@ -41,7 +43,7 @@ class RuleBook:
             self._read_file()
         found = self._database.read(rules.rules_of).result()
         try:
-            self.settings = rules.merged(self.base, found)
+            self._take_up(rules.merged(self.base, found))
         except ConfigError as error:
             LOGGER.error("the rules of file and database do not go together, the last ones stay: %s", error)
         self._set_budgets(unix_s)
@@ -52,6 +54,11 @@ class RuleBook:
         self.ranks = {one: number / last if len(priorities) > 1 else 1.0 for number, one in enumerate(priorities)}
         self._number = number
         return True
+
+    def _take_up(self, settings: GatewaySettings) -> None:
+        """Its tiers first, and none is forgotten: requests are admitted meanwhile."""
+        self.tiers |= {name: settings.tier(name) for name in ("default", *settings.tiers)}
+        self.settings = settings
 
     def _set_budgets(self, unix_s: float) -> None:
         known = {one.scope: (one.amount, one.period) for one in budgets.budgets(self._database)}

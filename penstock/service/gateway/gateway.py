@@ -104,7 +104,7 @@ class Gateway:
     def unbounded_tokens(self, key: KeyRecord, num_choices: int) -> int:
         """Tokens of a choice that asks for no bound."""
         tenant = self.settings.tenants.get(key.tenant, TenantSettings())
-        most = self.settings.tier(tenant.tier).max_output_tokens
+        most = self.book.tiers[tenant.tier].max_output_tokens
         unbounded = self.settings.unbounded_tokens
         return unbounded if most is None else max(min(unbounded, most // max(num_choices, 1)), 1)
 
@@ -338,7 +338,7 @@ class Gateway:
         ]
 
     def _meter(self, name: str, tenant: TenantSettings, now: float) -> Meter:
-        meter, tier = self._meters.get(name), self.settings.tier(tenant.tier)
+        meter, tier = self._meters.get(name), self.book.tiers[tenant.tier]
         if meter is None:
             meter = self._meters[name] = Meter(tier, now)
         elif meter.tier != tier:

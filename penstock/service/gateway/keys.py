@@ -6,13 +6,13 @@ psk_ID_SECRET    ID finds the record, SECRET (32 random bytes) is compared by it
 import hashlib
 import hmac
 import secrets
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 from penstock.errors import ConfigError
 from penstock.service.edge.tokens import TokenHolder
 from penstock.service.gateway.schema import note_change
-from penstock.service.store.database import Database, Transaction
+from penstock.service.store.database import Database, Transaction, insert, rows_as
 
 PREFIX = "psk"
 SCOPES = ("inference", "usage", "metrics")
@@ -63,21 +63,25 @@ def create_key(
         raise ConfigError(f"there is no scope {unknown[0]!r}; choose of {', '.join(SCOPES)}")
     if not tenant or "," in tenant or any("," in model for model in models):
         raise ConfigError("a key needs a tenant; names hold no commas")
-    key_id, secret = secrets.token_hex(6), secrets.token_urlsafe(32)
-    record = KeyRecord(key_id, _digest(secret.encode()), name, tenant, scopes, models, now, expires_at)
+    return _enter(database, KeyRecord("", b"", name, tenant, scopes, models, now, expires_at))
 
-    def insert(transaction: Transaction) -> None:
-        values = (key_id, record.digest, name, tenant, ",".join(scopes), ",".join(models), now, expires_at, None)
-        transaction.run(f"INSERT INTO keys ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", values)
+
+def _enter(database: Database, wanted: KeyRecord) -> tuple[str, KeyRecord]:
+    """A key like this one, with a name and a secret of its own."""
+    key_id, secret = secrets.token_hex(6), secrets.token_urlsafe(32)
+    record = replace(wanted, key_id=key_id, digest=_digest(secret.encode()))
+    values = [",".join(one) if isinstance(one, tuple) else one for one in astuple(record)]
+
+    def work(transaction: Transaction) -> None:
+        insert(transaction, f"keys ({_COLUMNS})", values)
         note_change(transaction)
 
-    database.write(insert).result()
+    database.write(work).result()
     return f"{PREFIX}_{key_id}_{secret}", record
 
 
 def list_keys(database: Database) -> list[KeyRecord]:
-    rows = database.read(lambda t: t.rows(f"SELECT {_COLUMNS} FROM keys ORDER BY created_at")).result()
-    return [_record(row) for row in rows]
+    return database.read(lambda t: rows_as(t, _record, f"SELECT {_COLUMNS} FROM keys ORDER BY created_at")).result()
 
 
 def revoke_key(database: Database, key_id: str, now: float) -> None:
@@ -92,15 +96,7 @@ def rotate_key(database: Database, key_id: str, now: float, grace_s: float) -> t
     old = next((record for record in list_keys(database) if record.key_id == key_id), None)
     if old is None or not old.is_valid(now):
         raise ConfigError(f"there is no valid key {key_id!r}; penstock keys list shows them")
-    made = create_key(
-        database,
-        name=old.name,
-        tenant=old.tenant,
-        now=now,
-        scopes=old.scopes,
-        models=old.models,
-        expires_at=old.expires_at,
-    )
+    made = _enter(database, replace(old, created_at=now))
     end = now + grace_s if old.expires_at is None else min(old.expires_at, now + grace_s)
     _changed(database, "UPDATE keys SET expires_at = ? WHERE id = ?", (end, key_id))
     return made
@@ -138,14 +134,9 @@ def _digest(secret: bytes) -> bytes:
     return hashlib.sha256(b"penstock.key:" + secret).digest()
 
 
-def _record(row: tuple[Any, ...]) -> KeyRecord:
-    key_id, digest, name, tenant, scopes, models, created_at, expires_at, revoked_at = row
-    record = KeyRecord(str(key_id), bytes(digest), str(name), str(tenant))
-    return replace(
-        record,
-        scopes=tuple(filter(None, str(scopes).split(","))),
-        models=tuple(filter(None, str(models).split(","))),
-        created_at=created_at,
-        expires_at=expires_at,
-        revoked_at=revoked_at,
-    )
+def _record(key_id: str, digest: bytes, name: str, tenant: str, scopes: str, models: str, *times: Any) -> KeyRecord:
+    return KeyRecord(key_id, bytes(digest), name, tenant, _listed(scopes), _listed(models), *times)
+
+
+def _listed(text: str) -> tuple[str, ...]:
+    return tuple(filter(None, text.split(",")))

@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from penstock.service import kv_events
@@ -18,12 +19,11 @@ from penstock.service.edge.flow import StallWatch
 from penstock.service.edge.frames import SOCKET_PATHS
 from penstock.service.edge.memory import needs_trim, trim_memory
 from penstock.service.edge.refusal import Refusal, not_found, unavailable
-from penstock.service.edge.stamp import RandomNames
+from penstock.service.edge.stamp import random_names
 from penstock.service.edge.tls import TlsContexts
 from penstock.service.gateway.gateway import Gateway
 from penstock.service.gateway.keys import KeyRecord
 from penstock.service.gateway.settings import GuardrailSettings
-from penstock.service.gateway.ticket import Admittance
 from penstock.service.router.dispatch import Dispatcher
 from penstock.service.router.fleet import LiveFleet, LiveReplica, ReplicaState
 from penstock.service.router.gate import Gate
@@ -35,8 +35,8 @@ from penstock.service.router.members import Members
 from penstock.service.router.policy import RoutedCall
 from penstock.service.router.proxy.asked import BYTES_PER_TOKEN, NOTHING, Wanted, chunk_hashes, wanted_of
 from penstock.service.router.proxy.client import InboundConnection, shutting_down
-from penstock.service.router.proxy.incoming import AnswerSink, Incoming, PlainCaller
-from penstock.service.router.proxy.job import AdmittedRequest, Job, RelayOutcome
+from penstock.service.router.proxy.incoming import NO_CALLER, AnswerSink, Incoming, PlainCaller
+from penstock.service.router.proxy.job import PROMPT_PATHS, Job, RelayOutcome
 from penstock.service.router.proxy.relay import Relay
 from penstock.service.router.proxy.replica_pool import ReplicaPool
 from penstock.service.router.proxy.sockets import RelayedSocket
@@ -47,7 +47,6 @@ from penstock.service.upstream.connections import fetch
 SWEEP_S = 0.25
 BLOCKS_S = 0.5
 """How long a replica may take to say what blocks a prompt is made of."""
-BLOCK_PATHS = frozenset(("/v1/chat/completions", "/v1/completions", "/v1/messages", "/api/chat", "/api/generate"))
 PROXIED = ("/v1/", "/api/")
 METRICS_PATH = "/metrics"
 PROXIED_PATHS = frozenset(
@@ -105,7 +104,7 @@ class RouterApp:
         self.is_draining = False
         self.on_change: Callable[[LiveReplica], None] = lambda replica: None
         self._numbers: dict[str, int] = {}
-        self._names = RandomNames()
+        self._ids, self._keys = random_names(24), random_names(32)
         self._clients: set[InboundConnection] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._answers: set[asyncio.Task[None]] = set()
@@ -199,16 +198,19 @@ class RouterApp:
         if is_public(path) or method == "OPTIONS":
             return None
         if path == METRICS_PATH and self._metrics_keys.tenant_of(key_of(headers)) is not None:
-            return PlainCaller("")
+            return NO_CALLER
         if self.gate is not None:
             return self.gate.key(headers)
-        return PlainCaller(self.access.tenant(method, path, headers))
+        return NO_CALLER if self.access.is_open else PlainCaller(self.access.tenant(method, path, headers))
 
     def handle(self, request: Incoming, client: AnswerSink) -> None:
         request_id = self._request_id(request)
-        if SHORT_PATHS.fullmatch(request.path):
-            request = request._replace(path="/v1" + request.path)
+        if not request.path.startswith(PROXIED) and SHORT_PATHS.fullmatch(request.path):
+            request = replace(request, path="/v1" + request.path)
         try:
+            if request.path in PROMPT_PATHS and request.method == "POST":  # nearly all of them
+                self._route(request, request_id, client)
+                return
             own, page = OWN_ROUTES.get((request.method, request.path)), page_answer(request)
             if request.headers.get(b"upgrade", b"").lower() == b"websocket" and isinstance(client, InboundConnection):
                 self._open_socket(request, client)
@@ -254,11 +256,15 @@ class RouterApp:
                 client.respond(*self._own_answer(request, request_id, 200, "application/json", body))
 
     @contextmanager
-    def _refusing(self, request: Incoming, request_id: bytes, client: AnswerSink) -> Iterator[None]:
-        """What is refused inside is told to the client, if it is still there."""
+    def _refusing(
+        self, request: Incoming, request_id: bytes, client: AnswerSink, job: Job | None = None
+    ) -> Iterator[None]:
+        """What is refused inside is told to the client, if it is still there, and costs nothing."""
         try:
             yield
         except Refusal as error:
+            if job is not None:
+                self._take_back(job)
             if client.is_open:
                 self._refuse(request, request_id, client, error)
 
@@ -289,116 +295,104 @@ class RouterApp:
                 self._admit(request, request_id, client)
 
     def _admit(self, request: Incoming, request_id: bytes, client: AnswerSink) -> None:
-        key = request.caller
         wanted = wanted_of(request.body) or NOTHING
         name = "" if wanted.model in (None, "default") else wanted.model or ""
-        arrival = AdmittedRequest(request, request_id, client, wanted, self._call(request, wanted, name), name)
+        relay_key, call = next(self._keys), self._call(request, wanted, name)
+        job = Job(request, request_id, relay_key, wanted, call, name, int(time.time()))
         if self.gate is not None:
-            ticket = self.gate.admit(key, request, request_id, wanted)
-            models = ticket.targets.models
-            known = next((model for model in models if self.fleet.is_known(model)), models[0])
-            arrival = arrival._replace(model=known, ticket=ticket)
-            if ticket.scopes:
-                self._answer(self._reserve(arrival, self.gate, ticket))
+            job.ticket = self.gate.admit(request.caller, request, request_id, wanted)
+            models = job.ticket.targets.models
+            job.model = next((model for model in models if self.fleet.is_known(model)), models[0])
+            if job.ticket.scopes:
+                self._answer(self._reserve(job, client, self.gate))
                 return
-        self._start(arrival)
+        try:
+            self._start(job, client)
+        except Refusal:
+            self._take_back(job)
+            raise
 
-    async def _reserve(self, arrival: AdmittedRequest, gate: Gate, ticket: Admittance) -> None:
+    async def _reserve(self, job: Job, client: AnswerSink, gate: Gate) -> None:
         """Money first: the request begins when it is set aside."""
-        with self._refusing(arrival.request, arrival.request_id, arrival.client):
-            try:
-                await gate.reserve(ticket)
-                if not arrival.client.is_open:
-                    raise unavailable("its client left", 1)
-                self._start(arrival)
-            except Refusal:
-                self._take_back(arrival)
-                raise
+        with self._refusing(job.request, job.request_id, client, job):
+            await gate.reserve(job.ticket)
+            if not client.is_open:
+                raise unavailable("its client left", 1)
+            self._start(job, client)
 
-    def _start(self, arrival: AdmittedRequest) -> None:
-        """Where replicas report their caches, one of them is asked first what the prompt is made of."""
+    def _start(self, job: Job, client: AnswerSink) -> None:
+        """Where replicas report their caches, one of them is asked first what the prompt is made of. Raises Refusal."""
         pools: list[ReplicaPool] = []
-        if self.dispatch.is_told and arrival.request.path in BLOCK_PATHS:
+        if self.dispatch.is_told and job.request.path in PROMPT_PATHS:
             pools = [pool for one, pool in self.members if pool.is_ours and self.fleet.takes(one, time.monotonic())]
         if pools:
-            self._answer(self._learn_blocks(arrival, pools[arrival.call.number % len(pools)]))
+            self._answer(self._learn_blocks(job, client, pools[job.call.number % len(pools)]))
         else:
-            self._begin(arrival)
+            self._begin(job, client)
 
-    async def _learn_blocks(self, arrival: AdmittedRequest, pool: ReplicaPool) -> None:
+    async def _learn_blocks(self, job: Job, client: AnswerSink, pool: ReplicaPool) -> None:
         """The engine's own words for the prompt; where they do not come, the request goes to the least busy."""
-        try:
-            found = await fetch(pool, self._job(arrival).asking_blocks(pool), BLOCKS_S)
-            if found.status == 200:
-                num_tokens, hashes = kv_events.read_prompt_blocks(found.body)
-                arrival = arrival._replace(call=arrival.call._replace(hashes=hashes, num_tokens=num_tokens))
-        except (OSError, ValueError):
-            pass
-        if not arrival.client.is_open:
-            self._take_back(arrival)
-            return
-        with self._refusing(arrival.request, arrival.request_id, arrival.client):
-            self._begin(arrival)
+        with self._refusing(job.request, job.request_id, client, job):
+            try:
+                found = await fetch(pool, job.asking_blocks(pool), BLOCKS_S)
+                if found.status == 200:
+                    num_tokens, hashes = kv_events.read_prompt_blocks(found.body)
+                    job.call = job.call._replace(hashes=hashes, num_tokens=num_tokens)
+            except (OSError, ValueError):
+                pass
+            if not client.is_open:
+                raise unavailable("its client left", 1)
+            self._begin(job, client)
 
-    def _begin(self, arrival: AdmittedRequest) -> None:
-        job = self._job(arrival)
-        if arrival.request.path in LISTS and arrival.request.method == "GET":
-            self._answer(self._list(arrival, job))
-            return
-        if not self.fleet.is_known(arrival.model):
-            self._take_back(arrival)
+    def _begin(self, job: Job, client: AnswerSink) -> None:
+        request = job.request
+        if keeps(request.path):
+            self._find_holder(job)
+            if request.path in LISTS and request.method == "GET":
+                self._answer(self._list(job, client))
+                return
+        if not self.fleet.is_known(job.model):
             served = ", ".join(self.fleet.models) or "nothing yet"
-            message = f"the model {arrival.model[:80]!r} is not served here; there is {served}"
+            message = f"the model {job.model[:80]!r} is not served here; there is {served}"
             raise Refusal(404, message, param="model", code="model_not_found")
         if self._tracer is not None:
-            job.trace = self._tracer.begin(arrival.request, arrival.request_id, arrival.model)
-        client = arrival.client
-        guardrails = self.gate.guardrails(arrival.request) if self.gate is not None else None
+            job.trace = self._tracer.begin(request, job.request_id, job.model)
+        guardrails = self.gate.guardrails(request) if self.gate is not None else None
         if guardrails is not None and guardrails.after:
-            client = self._guardrails.guarded(guardrails, arrival.request, arrival.request_id, client)
+            client = self._guardrails.guarded(guardrails, request, job.request_id, client)
         relay = Relay(self.dispatch, client, job)
         self.dispatch.enter(relay)
-        if arrival.ticket is not None and self.gate is not None:
-            self.gate.prepare(job, arrival.ticket)
+        if self.gate is not None:
+            self.gate.prepare(job)
             if self._answer_again(relay, self.gate):
                 return
         relay.start()
 
-    def _job(self, arrival: AdmittedRequest) -> Job:
-        request = arrival.request
-        relay_key = self._names.draw(16)  # ids of answers follow from it: nobody may know it
-        created, ticket = int(time.time()), arrival.ticket
-        job = Job(request, arrival.request_id, relay_key, arrival.wanted, arrival.call, arrival.model, created, ticket)
-        if keeps(request.path):
-            self._check_tenants()
-            job.is_kept = True
-            ids = kept_ids(request.path, arrival.wanted)
-            job.holder = self.dispatch.holders.find(job.tenant, ids)
-            job.is_searched = bool(ids) and not job.holder
-        return job
-
-    def _check_tenants(self) -> None:
-        """Raises Refusal where what is kept for one caller would be found by another."""
+    def _find_holder(self, job: Job) -> None:
+        """Who keeps what it is about. Raises Refusal where what is kept for one caller would be found by another."""
         pools = [pool for replica, pool in self.members if replica.state is ReplicaState.READY]
         if self.has_tenants and not all(pool.keeps_tenants for pool in pools):
             message = "a replica does not keep tenants apart, so nothing is stored; give it this router's PENSTOCK_REPLICA_KEY"
             raise Refusal(501, message, type="server_error", code="tenants_not_separated")
+        job.is_kept = True
+        ids = kept_ids(job.request.path, job.wanted)
+        job.holder = self.dispatch.holders.find(job.tenant, ids)
+        job.is_searched = bool(ids) and not job.holder
 
-    async def _list(self, arrival: AdmittedRequest, job: Job) -> None:
+    async def _list(self, job: Job, client: AnswerSink) -> None:
         pools = [pool for replica, pool in self.members if replica.state is ReplicaState.READY and pool.is_ours]
-        request, client = arrival.request, arrival.client
-        with self._refusing(request, arrival.request_id, client):
+        with self._refusing(job.request, job.request_id, client):
             try:
                 body = await merged_list(job, pools)
             finally:
-                self._take_back(arrival)
+                self._take_back(job)
             if client.is_open:
-                client.respond(*self._own_answer(request, arrival.request_id, 200, "application/json", body))
+                client.respond(*self._own_answer(job.request, job.request_id, 200, "application/json", body))
 
-    def _take_back(self, arrival: AdmittedRequest) -> None:
+    def _take_back(self, job: Job) -> None:
         """It took no tokens."""
-        if arrival.ticket is not None and self.gate is not None:
-            self.gate.settle(arrival.ticket, (), RelayOutcome.REFUSED.value)
+        if job.ticket is not None and self.gate is not None:
+            self.gate.settle(job.ticket, (), RelayOutcome.REFUSED.value)
 
     def _answer_again(self, relay: Relay, gate: Gate) -> bool:
         """From memory, where the tenant wants that and the question has been answered."""
@@ -448,7 +442,7 @@ class RouterApp:
 
     def _request_id(self, request: Incoming) -> bytes:
         given = request.headers.get(b"x-request-id", b"")
-        return given if given and _ID.fullmatch(given) else b"req_" + self._names.draw(12)
+        return given if given and _ID.fullmatch(given) else b"req_" + next(self._ids)
 
     def _own_answer(
         self, request: Incoming, request_id: bytes, status: int, kind: str, body: bytes

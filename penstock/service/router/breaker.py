@@ -14,7 +14,7 @@ LONGEST_WAIT_S = 4.0
 
 
 class Breaker:
-    __slots__ = ("_is_trying", "_num_failures", "_open_until_s", "_wait_s")
+    __slots__ = ("_is_trying", "_num_failures", "_open_until_s", "_wait_s", "is_closed")
 
     def __init__(self) -> None:
         self.reset()
@@ -23,35 +23,32 @@ class Breaker:
         """Another process answers there now: what the last one did is no news of it."""
         self._num_failures = 0
         self._wait_s = FIRST_WAIT_S
-        self._open_until_s: float | None = None
+        self._open_until_s = 0.0
         self._is_trying = False
-
-    @property
-    def is_closed(self) -> bool:
-        return self._open_until_s is None
+        self.is_closed = True
 
     def allows(self, now: float) -> bool:
         """A request may be sent: all while closed, one at a time once the wait is over."""
-        return self._open_until_s is None or (now >= self._open_until_s and not self._is_trying)
+        return self.is_closed or (now >= self._open_until_s and not self._is_trying)
 
     def begin(self, now: float) -> None:
         """A request is sent."""
-        if self._open_until_s is not None:
-            self._is_trying = True
+        self._is_trying = not self.is_closed
 
     def succeed(self) -> None:
-        if self._open_until_s is not None or self._num_failures:
+        if self._num_failures:
             self.reset()
 
     def fail(self, now: float) -> None:
         self._num_failures += 1
-        if self._open_until_s is not None:
+        if not self.is_closed:
             if self._is_trying or now >= self._open_until_s:
                 self._wait_s = min(self._wait_s * 2, LONGEST_WAIT_S)
                 self._open_until_s = now + self._wait_s
                 self._is_trying = False
         elif self._num_failures >= MAX_FAILURES:
             self._open_until_s = now + self._wait_s
+            self.is_closed = False
 
     def give_up(self) -> None:
         """The request ended without saying anything of the replica: its client left, or was at fault."""

@@ -57,8 +57,7 @@ class Dispatcher:
         self._tasks: set[asyncio.Task[None]] = set()
         self._retry_credit = FIRST_RETRY_CREDIT
 
-    def now(self) -> float:
-        return time.monotonic()
+    now = staticmethod(time.monotonic)
 
     def enter(self, relay: Relay) -> None:
         self.relays.add(relay)
@@ -80,8 +79,9 @@ class Dispatcher:
                 self.log.write(now, self.config.policy, job.model, job.call, views, job.choice)
         meters = self.meters
         meters.choices.add(1, (("replica", replica.name),))
-        meters.blocks_expected.add(job.choice.num_blocks)
-        meters.blocks_asked.add(len(job.call.hashes))
+        if job.call.hashes:
+            meters.blocks_expected.add(job.choice.num_blocks)
+            meters.blocks_asked.add(len(job.call.hashes))
         if relay.tried:
             meters.retries.add()
         else:
@@ -122,6 +122,8 @@ class Dispatcher:
 
     def cors(self, request: Incoming) -> bytes:
         """Header lines that let a page we know read the answer."""
+        if b"origin" not in request.headers:
+            return b""
         return b"".join(b"%b: %b\r\n" % pair for pair in self.access.cors(request.headers))
 
     # When something goes wrong
@@ -155,9 +157,11 @@ class Dispatcher:
         return True
 
     def overflow(self, relay: Relay) -> None:
-        job, now = relay.job, self.now()
-        most_s = self.gate.max_wait_s if self.gate is not None else 0.0
-        if not job.next_models or job.is_trial or self.fleet.wait_s(job.model, now) <= most_s:
+        job = relay.job
+        if not job.next_models or job.is_trial:
+            return
+        now, most_s = self.now(), self.gate.max_wait_s if self.gate is not None else 0.0
+        if self.fleet.wait_s(job.model, now) <= most_s:
             return
         for place, model in enumerate(job.next_models):
             if self.fleet.wait_s(model, now) <= most_s:

@@ -31,6 +31,9 @@ NUM_SAMPLES = 20
 EJECT_S = 10.0
 SMOOTHING = 0.1
 MAX_REASONS = 1000
+MAX_NAMES = 1000
+"""Names of models whose replicas are remembered, and how long a name may be for that."""
+MAX_NAME = 200
 LOADED_LEAD = 8
 """Requests that a replica which has the model or adapter loaded may have more than the least busy one."""
 
@@ -137,6 +140,10 @@ class LiveFleet:
     def __init__(self, slow_start_s: float = 0.0) -> None:
         self._replicas: dict[str, LiveReplica] = {}
         self._slow_start_s = slow_start_s
+        self._serving: dict[str, list[LiveReplica]] = {}
+        """Replicas by names they were asked for, until one comes, goes or serves something else."""
+        self.models: tuple[str, ...] = ()
+        """Every name that some replica serves."""
         self.reasons: Counter[str] = Counter()
         """Why requests went where they went, in the policy's words; only so many are told apart."""
 
@@ -156,22 +163,20 @@ class LiveFleet:
         """Replicas; an outside API is none."""
         return [one for one in self if not one.is_outside]
 
-    @property
-    def models(self) -> tuple[str, ...]:
-        """Every name that some replica serves."""
-        return tuple(dict.fromkeys(model for one in self.own for model in one.models or ()))
-
-    def serving(self, model: str) -> list[LiveReplica]:
+    def serving(self, model: str) -> Sequence[LiveReplica]:
         """Replicas that serve the model, as far as we know; all for no name."""
-        if not model:
-            return self.own
-        return [replica for replica in self if serves(replica.models, model)]
+        found = self._serving.get(model)
+        if found is None:
+            found = [one for one in self if serves(one.models, model)] if model else self.own
+            if found and len(model) <= MAX_NAME:
+                if len(self._serving) >= MAX_NAMES:
+                    self._serving.clear()
+                self._serving[model] = found
+        return found
 
     def is_known(self, model: str) -> bool:
         """Some replica serves it, or might; before the first has come, any may."""
-        if not model or not self._replicas:
-            return True
-        return any(serves(replica.models, model) for replica in self._replicas.values())
+        return not model or not self._replicas or bool(self.serving(model))
 
     def wait_s(self, model: str, now: float) -> float:
         """Until a prompt would be begun, as far as it can be told; endless where no replica takes one."""
@@ -184,7 +189,7 @@ class LiveFleet:
             and not replica.is_draining
             and not replica.is_turning
             and not replica.is_silent
-            and replica.breaker.allows(now)
+            and (replica.breaker.is_closed or replica.breaker.allows(now))
             and replica.ejected_until_s <= now
         )
 
@@ -193,16 +198,18 @@ class LiveFleet:
         left.
         """
         ready = [self.takes(replica, now) for replica in replicas]
-        if any(one.only_prefills for one in replicas):
-            ready = _unless_none(ready, [not one.only_prefills for one in replicas])
+        answering = [one.offer is None or not one.only_prefills for one in replicas]
+        if False in answering:
+            ready = _unless_none(ready, answering)
         if True not in ready:  # a doubtful one rather than none
             ready = [replica.state is ReplicaState.READY and not replica.is_draining for replica in replicas]
         if tried:
             ready = _unless_none(ready, [replica.name not in tried for replica in replicas])
+        grown_s = now - self._slow_start_s
         return [
             ReplicaView(
                 replica.name,
-                self._weighed(replica, now),
+                replica.num_pending if replica.ready_since_s <= grown_s else self._weighed(replica, now),
                 replica.num_waiting_tokens,
                 replica.kv_usage_fraction,
                 is_ready,
@@ -213,11 +220,9 @@ class LiveFleet:
         ]
 
     def _weighed(self, replica: LiveReplica, now: float) -> int:
-        """Its pending requests, made more while it is fresh, so that it is not run over."""
-        age_s = now - replica.ready_since_s
-        if age_s >= self._slow_start_s:
-            return replica.num_pending
-        share = FIRST_SHARE + (1.0 - FIRST_SHARE) * max(age_s, 0.0) / self._slow_start_s
+        """The pending requests of a fresh one, made more, so that it is not run over."""
+        age_s = max(now - replica.ready_since_s, 0.0)
+        share = FIRST_SHARE + (1.0 - FIRST_SHARE) * age_s / self._slow_start_s
         return int((replica.num_pending + 1) / share) - 1
 
     # A request
@@ -238,12 +243,13 @@ class LiveFleet:
         self.reasons[why] += 1
         return replicas[choice.replica], choice, views
 
-    def _lead_to_loaded(self, replicas: list[LiveReplica], views: list[ReplicaView], model: str) -> bool:
+    def _lead_to_loaded(self, replicas: Sequence[LiveReplica], views: list[ReplicaView], model: str) -> bool:
         """Leave out replicas that would load the model or adapter first, unless those that have it are far busier."""
-        if not model:
+        has_it = [model in one.loaded for one in replicas]
+        if not model or True not in has_it or False not in has_it:
             return False
         ready = [index for index, view in enumerate(views) if view.is_ready]
-        loaded = [index for index in ready if model in replicas[index].loaded]
+        loaded = [index for index in ready if has_it[index]]
         if not loaded or len(loaded) == len(ready):
             return False
         least = min(views[index].num_pending for index in ready)
@@ -256,7 +262,7 @@ class LiveFleet:
     def begin(self, replica: LiveReplica, num_tokens: int, now: float) -> None:
         replica.num_pending += 1
         replica.num_waiting_tokens += num_tokens
-        replica.told_s = max(replica.told_s, now)
+        replica.told_s = now
         replica.breaker.begin(now)
 
     def answer(self, replica: LiveReplica, num_tokens: int, waited_s: float) -> None:
@@ -284,13 +290,20 @@ class LiveFleet:
         if name in self._replicas:
             raise ConfigError(f"there is a replica {name!r} already; remove it first or choose another name")
         replica = self._replicas[name] = LiveReplica(name, url)
+        self._look_at_models()
         return replica
+
+    def _look_at_models(self) -> None:
+        """A replica came, went, or serves something else."""
+        self._serving.clear()
+        self.models = tuple(dict.fromkeys(model for one in self.own for model in one.models or ()))
 
     def add_outside(self, name: str, url: str, model: str) -> LiveReplica:
         replica = self.add(name, url)
         replica.is_outside = True
         replica.models = (model,)
         replica.state = ReplicaState.READY
+        self._look_at_models()
         return replica
 
     def remove(self, name: str) -> LiveReplica | None:
@@ -298,6 +311,7 @@ class LiveFleet:
         replica = self._replicas.pop(name, None)
         if replica is not None:
             replica.is_draining = True
+            self._look_at_models()
         return replica
 
     def drain(self, replica: LiveReplica) -> None:
@@ -332,6 +346,7 @@ class LiveFleet:
         """`loaded`: those that lie ready, where it tells; else all."""
         replica.models = models or None
         replica.loaded = frozenset(models) if loaded is None else loaded
+        self._look_at_models()
 
     def learn_offer(self, replica: LiveReplica, offer: BlockOffer | None) -> None:
         """By its own account; another generation is another engine, which holds nothing yet."""

@@ -157,10 +157,9 @@ class Gate:
 
     # A request that was let in
 
-    def prepare(self, job: Job, ticket: Admittance) -> None:
+    def prepare(self, job: Job) -> None:
         """What the tenant's rules make of it."""
-        wanted, targets = job.wanted, ticket.targets
-        job.ticket = ticket
+        wanted, targets = job.wanted, job.ticket.targets
         job.next_models = targets.models[targets.models.index(job.model) + 1 :]
         if targets.cascade is not None and job.request.path == CHAT_PATH and not wanted.stream:
             job.is_trial = True

@@ -5,7 +5,7 @@ does not answer, the request is refused or passes, as the operator says. Prices,
 """
 
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -56,7 +56,7 @@ class Guardrails:
     async def before(self, settings: GuardrailSettings, request: Incoming, request_id: bytes) -> Incoming:
         """The request as it goes on. Raises Refusal."""
         verdict = await self._ask(settings, settings.before, _judged("before", request, request_id))
-        return request._replace(body=bytes(verdict.body)) if verdict.body else request
+        return replace(request, body=bytes(verdict.body)) if verdict.body else request
 
     def guarded(
         self, settings: GuardrailSettings, request: Incoming, request_id: bytes, client: AnswerSink
@@ -79,7 +79,9 @@ class Guardrails:
             pool = self._pools.get(url)
             if pool is None:
                 pool = self._pools[url] = ConnectionPool(endpoint_of(url))
-            found = await fetch(pool, _post(pool, url, msgspec.json.encode(asked)), settings.timeout_s)
+            query = url.partition("?")[2]
+            target = ("" if pool.endpoint.path else "/") + (f"?{query}" if query else "")
+            found = await fetch(pool, pool.request("POST", target, body=msgspec.json.encode(asked)), settings.timeout_s)
             if found.status != 200:
                 raise ValueError(f"status {found.status}")
             verdict = msgspec.json.decode(found.body, type=GuardrailAnswer)
@@ -172,11 +174,3 @@ def _judged(stage: str, request: Incoming, request_id: bytes, answer: msgspec.Ra
     wanted, tenant = wanted_of(request.body) or NOTHING, getattr(request.caller, "tenant", "")
     body = msgspec.Raw(request.body)
     return Judged(stage, request_id.decode("latin-1"), tenant, wanted.model or "", request.path, body, answer)
-
-
-def _post(pool: ConnectionPool, url: str, body: bytes) -> bytes:
-    endpoint = pool.endpoint
-    query = url.partition("?")[2]
-    path = (endpoint.path or "/") + (f"?{query}" if query else "")
-    head = f"POST {path} HTTP/1.1\r\nhost: {endpoint.authority}\r\ncontent-type: application/json\r\n"
-    return head.encode() + b"content-length: %d\r\n\r\n%b" % (len(body), body)

@@ -322,18 +322,20 @@ def _longest(call: RoutedCall, views: Views, held: Sequence[int], max_lead: int)
     How much busier it may be goes with the share of the prompt it holds: a system prompt that everybody begins with draws
     nobody to the one replica that had it first.
     """
-    least = _LEAST.choose(call, views)
-    most = max([count for count, view in zip(held, views) if view.is_ready], default=0)
-    if most:
-        holders = [index for index, view in enumerate(views) if view.is_ready and held[index] == most]
-        turn = call.number % len(views)  # an idle fleet does not load its first replica only
-        best = min(holders, key=lambda index: (views[index].num_pending, (index - turn) % len(views)))
-        if views[best].num_pending <= views[least.replica].num_pending + max_lead * most / len(call.hashes):
-            return RouteChoice(best, f"holds {most} of {len(call.hashes)} blocks", most)
-        return RouteChoice(
-            least.replica, f"{views[best].name} holds {most} blocks but is far busier", held[least.replica]
-        )
-    return least
+    turn = call.number % len(views) if views else 0  # an idle fleet does not load its first replica only
+    holders = [
+        (-count, view.num_pending, (index - turn) % len(views), index)
+        for index, (count, view) in enumerate(zip(held, views))
+        if count and view.is_ready
+    ]
+    if not holders:
+        return _LEAST.choose(call, views)
+    less, num_pending, _, best = min(holders)
+    fewest = min([view.num_pending for view in views if view.is_ready])
+    if num_pending <= fewest - max_lead * less / len(call.hashes):
+        return RouteChoice(best, f"holds {-less} of {len(call.hashes)} blocks", -less)
+    least = _LEAST.choose(call, views).replica
+    return RouteChoice(least, f"{views[best].name} holds {-less} blocks but is far busier", held[least])
 
 
 def num_held(hashes: Sequence[bytes], held: Container[bytes]) -> int:

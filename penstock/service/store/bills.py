@@ -6,7 +6,7 @@ asked has written it down. `owner` is the key it came with, `account` the gatewa
 
 from typing import NamedTuple
 
-from penstock.service.store.database import Schema, Transaction
+from penstock.service.store.database import Schema, Transaction, insert, row_as, rows_as
 
 SCHEMA = Schema(
     "bills",
@@ -44,24 +44,23 @@ class Bill(NamedTuple):
 
 
 def open_account(transaction: Transaction, row: AccountRow) -> None:
-    transaction.run("INSERT INTO accounts VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING", row)
+    insert(transaction, "accounts", row, "ON CONFLICT DO NOTHING")
 
 
 def account_of(transaction: Transaction, job: str) -> AccountRow | None:
-    rows = transaction.rows("SELECT * FROM accounts WHERE job = ?", (job,))
-    return AccountRow(*rows[0]) if rows else None
+    return row_as(transaction, AccountRow, "SELECT * FROM accounts WHERE job = ?", (job,))
 
 
 def add_bill(transaction: Transaction, bill: Bill, job: str = "") -> None:
-    transaction.run("INSERT INTO bills VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING", bill)
+    insert(transaction, "bills", bill, "ON CONFLICT DO NOTHING")
     if bill.is_last and job:
         transaction.run("DELETE FROM accounts WHERE job = ?", (job,))
 
 
 def bills_of(transaction: Transaction, owner: str, count: int) -> list[Bill]:
     """Some of those that nobody has taken; the last of an account after its others."""
-    rows = transaction.rows("SELECT * FROM bills WHERE owner = ? ORDER BY is_last, id LIMIT ?", (owner, count))
-    return [Bill(*row) for row in rows]
+    sql = "SELECT * FROM bills WHERE owner = ? ORDER BY is_last, id LIMIT ?"
+    return rows_as(transaction, Bill, sql, (owner, count))
 
 
 def take_bills(transaction: Transaction, owner: str, ids: list[str]) -> None:

@@ -48,6 +48,21 @@ class Transaction(Protocol):
 Work = Callable[[Transaction], T]
 
 
+def rows_as(transaction: Transaction, kind: Callable[..., T], sql: str, values: Sequence[Any] = ()) -> list[T]:
+    """What is found, each row as a value of this kind, whose fields are the columns."""
+    return [kind(*row) for row in transaction.rows(sql, values)]
+
+
+def row_as(transaction: Transaction, kind: Callable[..., T], sql: str, values: Sequence[Any] = ()) -> T | None:
+    """The first that is found."""
+    return next(iter(rows_as(transaction, kind, sql, values)), None)
+
+
+def insert(transaction: Transaction, table: str, values: Sequence[Any], rest: str = "") -> int:
+    """A row, in the order of the table's columns; returns whether there is one more. `rest` ends the statement."""
+    return transaction.run(f"INSERT INTO {table} VALUES ({', '.join('?' * len(values))}) {rest}", values)
+
+
 class Database(Protocol):
     """Futures are of `concurrent.futures`: wait with `result()`, or on an event loop with `asyncio.wrap_future`."""
 
@@ -72,14 +87,17 @@ async def writing(database: Database, work: Callable[..., T], *values: Any) -> T
 
 
 class SqliteTransaction:
-    def __init__(self, connection: sqlite3.Connection) -> None:
+    def __init__(self, connection: Any) -> None:
         self._connection = connection
 
     def run(self, sql: str, values: Sequence[Any] = ()) -> int:
-        return self._connection.execute(sql, tuple(values)).rowcount
+        return int(self._run(sql, values).rowcount)
 
     def rows(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        return self._connection.execute(sql, tuple(values)).fetchall()
+        return list(self._run(sql, values).fetchall())
+
+    def _run(self, sql: str, values: Sequence[Any]) -> Any:
+        return self._connection.execute(sql, tuple(values))
 
 
 class StoreJob(NamedTuple):

@@ -6,7 +6,7 @@ stopping at any moment loses none and repeats none.
 
 from typing import Any, NamedTuple
 
-from penstock.service.store.database import Schema, Transaction
+from penstock.service.store.database import Schema, Transaction, insert, row_as, rows_as
 
 SCHEMA = Schema(
     "jobs",
@@ -69,18 +69,17 @@ class LineUsage(NamedTuple):
 
 
 def add_file(transaction: Transaction, row: FileRow) -> None:
-    transaction.run("INSERT INTO files VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+    insert(transaction, "files", row)
 
 
 def file_of(transaction: Transaction, file_id: str, tenant: str) -> FileRow | None:
-    rows = transaction.rows("SELECT * FROM files WHERE id = ? AND tenant = ?", (file_id, tenant))
-    return FileRow(*rows[0]) if rows else None
+    return row_as(transaction, FileRow, "SELECT * FROM files WHERE id = ? AND tenant = ?", (file_id, tenant))
 
 
 def files_of(transaction: Transaction, tenant: str) -> list[FileRow]:
     """Newest first."""
-    rows = transaction.rows("SELECT * FROM files WHERE tenant = ? ORDER BY created_s DESC, id DESC", (tenant,))
-    return [FileRow(*row) for row in rows]
+    sql = "SELECT * FROM files WHERE tenant = ? ORDER BY created_s DESC, id DESC"
+    return rows_as(transaction, FileRow, sql, (tenant,))
 
 
 class KeptFiles(NamedTuple):
@@ -110,26 +109,25 @@ def expired_files(transaction: Transaction, now_s: float) -> list[str]:
 
 
 def add_batch(transaction: Transaction, row: BatchRow) -> None:
-    transaction.run("INSERT INTO batches VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+    insert(transaction, "batches", row)
 
 
 def batch_of(transaction: Transaction, batch_id: str, tenant: str | None = None) -> BatchRow | None:
-    rows = transaction.rows("SELECT * FROM batches WHERE id = ?", (batch_id,))
-    row = BatchRow(*rows[0]) if rows else None
+    row = row_as(transaction, BatchRow, "SELECT * FROM batches WHERE id = ?", (batch_id,))
     return row if row is not None and tenant in (None, row.tenant) else None
 
 
 def batches_of(transaction: Transaction, tenant: str) -> list[BatchRow]:
     """Newest first."""
-    rows = transaction.rows("SELECT * FROM batches WHERE tenant = ? ORDER BY created_s DESC, id DESC", (tenant,))
-    return [BatchRow(*row) for row in rows]
+    sql = "SELECT * FROM batches WHERE tenant = ? ORDER BY created_s DESC, id DESC"
+    return rows_as(transaction, BatchRow, sql, (tenant,))
 
 
 def open_batches(transaction: Transaction) -> list[BatchRow]:
     """Oldest first."""
     marks = ", ".join("?" * len(OPEN))
-    rows = transaction.rows(f"SELECT * FROM batches WHERE status IN ({marks}) ORDER BY created_s, id", OPEN)
-    return [BatchRow(*row) for row in rows]
+    sql = f"SELECT * FROM batches WHERE status IN ({marks}) ORDER BY created_s, id"
+    return rows_as(transaction, BatchRow, sql, OPEN)
 
 
 def set_batch(transaction: Transaction, batch_id: str, status: str, value: str, num_total: int | None = None) -> None:
@@ -142,10 +140,7 @@ def add_line(
     transaction: Transaction, batch_id: str, line: int, answer: bytes, usage: LineUsage, *, is_error: bool
 ) -> bool:
     """Keep the answer to a line, and count it. False if it has one already: the first stands."""
-    is_new = transaction.run(
-        "INSERT INTO batch_lines VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING", (batch_id, line, int(is_error), answer)
-    )
-    if not is_new:
+    if not insert(transaction, "batch_lines", (batch_id, line, int(is_error), answer), "ON CONFLICT DO NOTHING"):
         return False
     transaction.run(
         "UPDATE batches SET num_completed = num_completed + ?, num_failed = num_failed + ?, num_input = num_input + ?, "

@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from penstock.errors import ConfigError, StoreError
-from penstock.service.store.database import QueuedDatabase, Schema, StoreJob, T, Work, migrate
+from penstock.service.store.database import QueuedDatabase, Schema, SqliteTransaction, StoreJob, T, Work, migrate
 
 NUM_CONNECTIONS = 4
 MAX_TRIES = 5
@@ -21,15 +21,11 @@ MIGRATION_LOCK = 0x70656E73
 """Two processes that start together bring the tables up to date one after the other."""
 
 
-class PostgresTransaction:
-    def __init__(self, connection: Any) -> None:
-        self._connection = connection
+class PostgresTransaction(SqliteTransaction):
+    """In the database's own words."""
 
-    def run(self, sql: str, values: Sequence[Any] = ()) -> int:
-        return int(self._connection.execute(translated(sql), tuple(values)).rowcount)
-
-    def rows(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        return list(self._connection.execute(translated(sql), tuple(values)).fetchall())
+    def _run(self, sql: str, values: Sequence[Any]) -> Any:
+        return self._connection.execute(translated(sql), tuple(values))
 
 
 class PostgresDatabase(QueuedDatabase):

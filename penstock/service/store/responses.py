@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from penstock.service.store.database import Schema, Transaction
+from penstock.service.store.database import Schema, Transaction, insert, row_as, rows_as
 
 SCHEMA = Schema(
     "responses",
@@ -43,17 +43,14 @@ class ConversationRow(NamedTuple):
 
 
 def put_response(transaction: Transaction, row: ResponseRow) -> None:
-    transaction.run(
-        "INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET "
-        "status = excluded.status, value = excluded.value, body = excluded.body "
-        "WHERE responses.tenant = excluded.tenant",
-        row,
-    )
+    changes = "status = excluded.status, value = excluded.value, body = excluded.body"
+    rest = f"ON CONFLICT (id) DO UPDATE SET {changes} WHERE responses.tenant = excluded.tenant"
+    insert(transaction, "responses", row, rest)
 
 
 def response_of(transaction: Transaction, response_id: str, tenant: str) -> ResponseRow | None:
-    rows = transaction.rows("SELECT * FROM responses WHERE id = ? AND tenant = ?", (response_id, tenant))
-    return ResponseRow(*rows[0]) if rows else None
+    sql = "SELECT * FROM responses WHERE id = ? AND tenant = ?"
+    return row_as(transaction, ResponseRow, sql, (response_id, tenant))
 
 
 def delete_response(transaction: Transaction, response_id: str, tenant: str) -> bool:
@@ -62,10 +59,8 @@ def delete_response(transaction: Transaction, response_id: str, tenant: str) -> 
 
 def unfinished_responses(transaction: Transaction) -> list[ResponseRow]:
     """Oldest first."""
-    rows = transaction.rows(
-        "SELECT * FROM responses WHERE status IN (?, ?) AND body <> '' ORDER BY created_s, id", UNFINISHED
-    )
-    return [ResponseRow(*row) for row in rows]
+    sql = "SELECT * FROM responses WHERE status IN (?, ?) AND body <> '' ORDER BY created_s, id"
+    return rows_as(transaction, ResponseRow, sql, UNFINISHED)
 
 
 def forget_responses(transaction: Transaction, before_s: float) -> int:
@@ -77,16 +72,13 @@ def forget_responses(transaction: Transaction, before_s: float) -> int:
 
 
 def put_conversation(transaction: Transaction, row: ConversationRow) -> None:
-    transaction.run(
-        "INSERT INTO conversations VALUES (?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET metadata = excluded.metadata "
-        "WHERE conversations.tenant = excluded.tenant",
-        row,
-    )
+    change = "metadata = excluded.metadata WHERE conversations.tenant = excluded.tenant"
+    insert(transaction, "conversations", row, f"ON CONFLICT (id) DO UPDATE SET {change}")
 
 
 def conversation_of(transaction: Transaction, conversation_id: str, tenant: str) -> ConversationRow | None:
-    rows = transaction.rows("SELECT * FROM conversations WHERE id = ? AND tenant = ?", (conversation_id, tenant))
-    return ConversationRow(*rows[0]) if rows else None
+    sql = "SELECT * FROM conversations WHERE id = ? AND tenant = ?"
+    return row_as(transaction, ConversationRow, sql, (conversation_id, tenant))
 
 
 def delete_conversation(transaction: Transaction, conversation_id: str) -> None:
@@ -100,14 +92,12 @@ def add_items(transaction: Transaction, conversation_id: str, items: list[tuple[
         "SELECT COALESCE(MAX(place), 0) FROM conversation_items WHERE conversation = ?", (conversation_id,)
     )
     for place, (item_id, value) in enumerate(items, int(rows[0][0]) + 1):
-        transaction.run("INSERT INTO conversation_items VALUES (?, ?, ?, ?)", (conversation_id, place, item_id, value))
+        insert(transaction, "conversation_items", (conversation_id, place, item_id, value))
 
 
 def items_of(transaction: Transaction, conversation_id: str) -> list[str]:
-    rows = transaction.rows(
-        "SELECT value FROM conversation_items WHERE conversation = ? ORDER BY place", (conversation_id,)
-    )
-    return [str(row[0]) for row in rows]
+    sql = "SELECT value FROM conversation_items WHERE conversation = ? ORDER BY place"
+    return rows_as(transaction, str, sql, (conversation_id,))
 
 
 def delete_item(transaction: Transaction, conversation_id: str, item_id: str) -> bool:

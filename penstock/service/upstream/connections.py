@@ -96,9 +96,6 @@ class UpstreamConnection(asyncio.Protocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         self._headers.append((name.lower(), value))
 
-    def on_message_begin(self) -> None:
-        self._headers = []
-
     def on_headers_complete(self) -> None:
         self._status = self._parser.get_status_code()
         if self._status >= 200 and self._exchange is not None:
@@ -109,6 +106,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         if 100 <= self._status < 200:
+            self._headers = []
             return
         if self._parts:
             self._hand_over()
@@ -130,6 +128,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     def send(self, data: bytes, exchange: UpstreamExchange) -> None:
         self._exchange = exchange
+        self._headers = []
         self._status = 0
         self.has_begun = False
         self.num_exchanges += 1
@@ -162,6 +161,8 @@ class ConnectionPool:
     ) -> None:
         """`tls` says whom to trust and what to show over https, in place of what the system trusts."""
         self.endpoint = endpoint
+        self._lines = f" HTTP/1.1\r\nhost: {endpoint.authority}\r\n".encode()
+        """What every request there has after its path."""
         self._idle: list[UpstreamConnection] = []
         self._max_idle = max_idle
         self._tls = (tls or cache(ssl.create_default_context)) if endpoint.is_tls else None
@@ -193,6 +194,16 @@ class ConnectionPool:
                 lambda: UpstreamConnection(self), ssl=tls, **where
             )
         return made
+
+    def head(self, method: str, target: str) -> bytes:
+        """How every request there begins; `target` is latin-1."""
+        return f"{method} {self.endpoint.path}{target}".encode("latin-1") + self._lines
+
+    def request(self, method: str, path: str, headers: bytes = b"", body: bytes | None = None) -> bytes:
+        """A question of our own. `headers` are lines that each end in CRLF."""
+        if body is not None:
+            headers += b"content-type: application/json\r\ncontent-length: %d\r\n" % len(body)
+        return self.head(method, path) + headers + b"\r\n" + (body or b"")
 
     def give_back(self, connection: UpstreamConnection) -> None:
         if connection.is_open and len(self._idle) < self._max_idle:

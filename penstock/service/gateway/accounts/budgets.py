@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from penstock.errors import ConfigError
 from penstock.service.gateway.schema import note_change
-from penstock.service.store.database import Database, Transaction
+from penstock.service.store.database import Database, Transaction, insert, rows_as
 
 PERIODS = {"total": "", "day": "%Y-%m-%d", "month": "%Y-%m"}
 LOST_S = 60.0
@@ -72,7 +72,7 @@ def delete_budget(database: Database, scope: str) -> None:
 
 def budgets(database: Database) -> list[SpendingLimit]:
     sql = "SELECT scope, amount, spent, reserved, period FROM budgets ORDER BY scope"
-    return [SpendingLimit(*row) for row in database.read(lambda t: t.rows(sql)).result()]
+    return database.read(lambda t: rows_as(t, SpendingLimit, sql)).result()
 
 
 def reserve(transaction: Transaction, gateway: str, scopes: Sequence[str], amount: int, unix_s: float) -> Reservation:
@@ -83,18 +83,19 @@ def reserve(transaction: Transaction, gateway: str, scopes: Sequence[str], amoun
                 "UPDATE budgets SET spent = 0, period_start = ? WHERE scope = ? AND period = ? AND period_start <> ?",
                 (_start(period, unix_s), scope, period, _start(period, unix_s)),
             )
-        taken = transaction.run(
-            "UPDATE budgets SET reserved = reserved + ? WHERE scope = ? AND spent + reserved + ? <= amount",
-            (amount, scope, amount),
-        )
-        if not taken and transaction.rows("SELECT 1 FROM budgets WHERE scope = ?", (scope,)):
-            raise NoRoom(scope)
+        _take(transaction, scope, amount)
     made = Reservation(secrets.token_hex(8), tuple(scopes), amount)
-    transaction.run(
-        "INSERT INTO reservations (id, gateway, scopes, amount) VALUES (?, ?, ?, ?)",
-        (made.reservation_id, gateway, ",".join(scopes), amount),
-    )
+    row = (made.reservation_id, gateway, ",".join(scopes), amount)
+    insert(transaction, "reservations (id, gateway, scopes, amount)", row)
     return made
+
+
+def _take(transaction: Transaction, scope: str, amount: int) -> None:
+    """Set more of a budget aside, if the scope has one; raises NoRoom."""
+    sql = "UPDATE budgets SET reserved = reserved + ? WHERE scope = ? AND spent + reserved + ? <= amount"
+    is_taken = transaction.run(sql, (amount, scope, amount))
+    if not is_taken and transaction.rows("SELECT 1 FROM budgets WHERE scope = ?", (scope,)):
+        raise NoRoom(scope)
 
 
 def enlarge(transaction: Transaction, reservation: Reservation, amount: int) -> Reservation:
@@ -103,12 +104,7 @@ def enlarge(transaction: Transaction, reservation: Reservation, amount: int) -> 
     if not transaction.run("UPDATE reservations SET amount = ? WHERE id = ?", (amount, reservation.reservation_id)):
         raise NoRoom(reservation.scopes[0])  # it is settled: its request is over
     for scope in sorted(reservation.scopes):
-        taken = transaction.run(
-            "UPDATE budgets SET reserved = reserved + ? WHERE scope = ? AND spent + reserved + ? <= amount",
-            (more, scope, more),
-        )
-        if not taken and transaction.rows("SELECT 1 FROM budgets WHERE scope = ?", (scope,)):
-            raise NoRoom(scope)
+        _take(transaction, scope, more)
     return reservation._replace(amount=amount)
 
 

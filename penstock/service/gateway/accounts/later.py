@@ -12,10 +12,9 @@ import msgspec
 from penstock.service.gateway.accounts import budgets
 from penstock.service.gateway.accounts.usage import UsageRecord, insert_record
 from penstock.service.gateway.settings import GatewaySettings
-from penstock.service.store.database import Transaction
+from penstock.service.store.database import Transaction, insert, row_as, rows_as
 
 LOGGER = logging.getLogger(__name__)
-COLUMNS = "account, reservation, scopes, key_id, tenant, request_id, tag, tier, expires_at"
 
 
 class LaterRow(NamedTuple):
@@ -29,6 +28,15 @@ class LaterRow(NamedTuple):
     tag: str
     tier: str
     expires_at: float
+
+    def spend(self, transaction: Transaction, cost: int, *, is_last: bool) -> None:
+        scopes = list(filter(None, self.scopes.split(",")))
+        budgets.spend(transaction, self.reservation, scopes, cost, is_last=is_last)
+        if is_last:
+            transaction.run("DELETE FROM later WHERE account = ?", (self.account,))
+
+
+COLUMNS = ", ".join(LaterRow._fields)
 
 
 class LaterBill(msgspec.Struct, frozen=True):
@@ -52,8 +60,7 @@ class Billed(NamedTuple):
 
 
 def open_later(transaction: Transaction, row: LaterRow) -> None:
-    sql = f"INSERT INTO later ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
-    transaction.run(sql, row)
+    insert(transaction, f"later ({COLUMNS})", row, "ON CONFLICT DO NOTHING")
     if row.reservation:
         transaction.run("UPDATE reservations SET gateway = '' WHERE id = ?", (row.reservation,))
 
@@ -64,10 +71,9 @@ def count_later(transaction: Transaction) -> int:
 
 def write_bill(transaction: Transaction, bill: LaterBill, settings: GatewaySettings, unix_s: float) -> Billed:
     """Once, however often it is brought."""
-    rows = transaction.rows(f"SELECT {COLUMNS} FROM later WHERE account = ?", (bill.account,))
-    if not rows:
+    row = row_as(transaction, LaterRow, f"SELECT {COLUMNS} FROM later WHERE account = ?", (bill.account,))
+    if row is None:
         return Billed(False)
-    row = LaterRow(*rows[0])
     price = settings.price(bill.model) or settings.dearest
     cost = price.cost(bill.num_prompt, bill.num_cached, bill.num_output, row.tier)
     counts = (bill.num_prompt, bill.num_cached, bill.num_output)
@@ -77,28 +83,23 @@ def write_bill(transaction: Transaction, bill: LaterBill, settings: GatewaySetti
     has_tokens = any(counts)
     is_new = insert_record(transaction, record) if has_tokens else bool(bill.is_last)
     if is_new:
-        scopes = [scope for scope in row.scopes.split(",") if scope]
-        budgets.spend(transaction, row.reservation, scopes, cost, is_last=bool(bill.is_last))
-        if bill.is_last:
-            transaction.run("DELETE FROM later WHERE account = ?", (bill.account,))
+        row.spend(transaction, cost, is_last=bool(bill.is_last))
     return Billed(True, record if is_new and has_tokens else None)
 
 
 def expire_later(transaction: Transaction, unix_s: float) -> int:
     """Charge in full what nobody billed in time; returns how many that was."""
-    rows = transaction.rows(f"SELECT {COLUMNS} FROM later WHERE expires_at < ?", (unix_s,))
-    for row in map(LaterRow._make, rows):
+    rows = rows_as(transaction, LaterRow, f"SELECT {COLUMNS} FROM later WHERE expires_at < ?", (unix_s,))
+    for row in rows:
         left = transaction.rows("SELECT amount FROM reservations WHERE id = ?", (row.reservation,))
         cost = int(left[0][0]) if left else 0
-        scopes = [scope for scope in row.scopes.split(",") if scope]
-        budgets.spend(transaction, row.reservation, scopes, cost, is_last=True)
+        row.spend(transaction, cost, is_last=True)
         insert_record(
             transaction,
             UsageRecord(
                 unix_s, row.request_id, row.key_id, row.tenant, "", row.tag, 0, 0, 0, cost, "unbilled", row.account
             ),
         )
-        transaction.run("DELETE FROM later WHERE account = ?", (row.account,))
         LOGGER.warning(
             "request %s was never billed; %d nanodollars that were set aside are spent", row.request_id, cost
         )

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from penstock.errors import ConfigError
-from penstock.service.store.database import Database, Transaction
+from penstock.service.store.database import Database, Transaction, insert
 
 GROUPS = {"key": "key_id", "tenant": "tenant", "model": "model", "tag": "tag", "day": "day"}
 _SUMS = "COUNT(*), SUM(num_prompt), SUM(num_cached), SUM(num_output), SUM(cost)"
@@ -43,8 +43,7 @@ class UsageSum(NamedTuple):
 def insert_record(transaction: Transaction, record: UsageRecord) -> bool:
     """False if it is there already."""
     values = (*record[:-1], record.id or secrets.token_hex(8))
-    sql = f"INSERT INTO usage_records ({_COLUMNS}) VALUES ({', '.join('?' * len(values))}) ON CONFLICT DO NOTHING"
-    return bool(transaction.run(sql, values))
+    return bool(insert(transaction, f"usage_records ({_COLUMNS})", values, "ON CONFLICT DO NOTHING"))
 
 
 def usage_sums(

@@ -29,6 +29,9 @@ LEFT_OUT = frozenset(
         b"date",
         b"x-request-id",
         marks.LOST_HEADER,
+        marks.MOST_HEADER,
+        marks.RELAY_HEADER,
+        marks.USAGE_HEADER,
         TRUST_HEADER,
     )
 )
@@ -47,6 +50,13 @@ NAMES = {
     "/api/generate": b'"response"',
 }
 """What every whole answer to a path names."""
+
+
+class _Object(msgspec.Struct):
+    """Any, of which nothing is kept."""
+
+
+_an_object = msgspec.json.Decoder(_Object)
 
 
 @dataclass(slots=True)
@@ -78,28 +88,20 @@ class ReplicaAnswer:
     """Of a stream: what came after the last mark, or after the last event."""
 
     def __post_init__(self, headers: Headers, is_metered: bool) -> None:
-        lines = []
-        for name, value in headers:
-            if name == b"content-type":
-                self._kind = value.partition(b";")[0].strip().lower()
-                self.is_stream = self._kind in STREAM_TYPES
-            elif name == marks.RELAY_HEADER:
-                self.is_marked = True
-                continue
-            elif name == marks.USAGE_HEADER:
-                self.count = marks.count_of(value)
-                continue
-            elif name == marks.MOST_HEADER:
-                self.needs = marks.bound_of(value)
-                continue
-            elif is_metered and name.startswith(b"x-ratelimit-"):
-                continue
-            elif name in LEFT_OUT:
-                self.is_lost |= name == marks.LOST_HEADER
-                continue
-            lines.append(b"%b: %b\r\n" % (name, value))
-        self.lines = b"".join(lines)
+        said = dict(headers)
+        self._kind = said.get(b"content-type", b"").partition(b";")[0].strip().lower()
+        self.is_stream = self._kind in STREAM_TYPES
         self.is_held = not self.is_stream
+        self.is_marked = marks.RELAY_HEADER in said
+        self.is_lost = marks.LOST_HEADER in said
+        if marks.USAGE_HEADER in said:
+            self.count = marks.count_of(said[marks.USAGE_HEADER])
+        if marks.MOST_HEADER in said:
+            self.needs = marks.bound_of(said[marks.MOST_HEADER])
+        passed = [pair for pair in headers if pair[0] not in LEFT_OUT]
+        if is_metered:
+            passed = [pair for pair in passed if not pair[0].startswith(b"x-ratelimit-")]
+        self.lines = b"".join([b"%b: %b\r\n" % pair for pair in passed])
 
     def is_of_kind(self, method: str) -> bool:
         """What a server of models can answer; a page in its place is somebody else's."""
@@ -114,7 +116,7 @@ class ReplicaAnswer:
         if self.status != 200 or method != "POST" or self._kind != ANSWER_TYPES[0]:
             return True
         try:
-            msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+            _an_object.decode(body)
         except (msgspec.DecodeError, RecursionError):
             return False
         return NAMES.get(path, b"") in body

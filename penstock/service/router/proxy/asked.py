@@ -88,14 +88,11 @@ def _what_fits(body: bytes) -> Wanted | None:
 
 def chunk_hashes(prompt: bytes, root: bytes) -> tuple[bytes, ...]:
     """Names of the prompt's full chunks. `root` keeps apart what must not be shared: models, tenants."""
-    hashes = []
-    parent = root
+    hasher, hashes = _CHUNK.copy(), []
+    hasher.update(root)
     for start in range(0, min(len(prompt) - CHUNK_BYTES + 1, MAX_CHUNKS * CHUNK_BYTES), CHUNK_BYTES):
-        hasher = _CHUNK.copy()
-        hasher.update(parent)
         hasher.update(prompt[start : start + CHUNK_BYTES])
-        parent = hasher.digest()
-        hashes.append(parent)
+        hashes.append(hasher.digest())
     return tuple(hashes)
 
 

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import httptools
 
@@ -32,6 +32,8 @@ from penstock.service.edge.refusal import Refusal, not_http, unavailable
 from penstock.service.router.proxy.incoming import AnswerSink, Incoming, target_of
 
 BODY_S = 60.0
+SMALL_BYTES = 4 << 10
+"""A body of this size takes no more than its connection does: it is not counted."""
 HIGH_WATER = 64 << 10
 MAX_AHEAD_BYTES = 64 << 10
 """Kept unread while an answer is under way; beyond it nothing is read."""
@@ -39,8 +41,7 @@ LINGER_S = 5.0
 """How long a refused client may go on sending, so that it reads why."""
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-_REASONS = {status.value: status.phrase for status in HTTPStatus}
-_STATUS_LINES = {value: f"HTTP/1.1 {value} {phrase}\r\n".encode() for value, phrase in _REASONS.items()}
+_STATUS_LINES = {one.value: f"HTTP/1.1 {one.value} {one.phrase}\r\n".encode() for one in HTTPStatus}
 
 
 class Answering(Protocol):
@@ -81,19 +82,6 @@ class RequestHandler(Protocol):
     def closed(self, client: "InboundConnection") -> None: ...
 
 
-class Head(NamedTuple):
-    """A request's head, its caller where that has been looked at."""
-
-    method: str
-    path: str
-    query: str
-    headers: dict[bytes, bytes]
-    caller: Any
-
-
-NO_HEAD = Head("", "", "", {}, None)
-
-
 @dataclass(slots=True, eq=False)
 class InboundConnection(asyncio.Protocol):
     _handler: RequestHandler
@@ -109,13 +97,17 @@ class InboundConnection(asyncio.Protocol):
     """Requests that were read together with one before."""
     _ahead: list[bytes] = field(default_factory=list)
     """What came while an answer was under way."""
-    _kept: BodyAccount | None = None
+    _kept: BodyAccount = field(init=False)
     """Of the body that is being read or answered."""
     _url: bytes = b""
     _tally: HeaderTally = field(default_factory=HeaderTally)
-    _head: Head = NO_HEAD
+    _request: Incoming | None = None
+    """Its head is here, its body is not whole yet."""
     _is_unchecked: bool = False
+    """Its caller has not been looked at."""
     _body: list[bytes] = field(default_factory=list)
+    _num_body: int = 0
+    """Bytes of it."""
     _is_answering: bool = False
     _is_closing: bool = False
     _is_refused: bool = False
@@ -123,16 +115,12 @@ class InboundConnection(asyncio.Protocol):
     _num_unwanted: int = 0
     _num_together: int = 0
     """Requests in what was read last."""
+    _num_unfinished: int = 0
+    """Bytes of a header, or of a trailer, that has not ended: the parser puts its pieces together anew at every read."""
 
     def __post_init__(self) -> None:
+        self._kept = BodyAccount(self._handler.bodies)
         self._parser = httptools.HttpRequestParser(self)
-
-    def _reset(self) -> None:
-        self._url = b""
-        self._tally = HeaderTally()
-        self._head = NO_HEAD
-        self._is_unchecked = False
-        self._body = []
 
     # What asyncio calls
 
@@ -169,10 +157,15 @@ class InboundConnection(asyncio.Protocol):
 
     def _parse(self, data: bytes) -> None:
         self._num_together = 0
+        num_seen = self._tally.count + len(self._body)
         if not self._url:
             self.deadline_s = time.monotonic() + HEADERS_S
         try:
             self._parser.feed_data(data)
+            has_moved = self._num_together or self._tally.count + len(self._body) > num_seen
+            self._num_unfinished = 0 if has_moved else self._num_unfinished + len(data)
+            if self._num_unfinished > MAX_HEADER_BYTES:
+                raise too_long()
         except httptools.HttpParserUpgrade as error:
             if self._session is None:
                 self.refuse(not_http("no other protocol than HTTP/1.1 is spoken here"))
@@ -202,16 +195,14 @@ class InboundConnection(asyncio.Protocol):
 
     # What the parser calls
 
-    def on_message_begin(self) -> None:
-        self._reset()
-
     def on_url(self, url: bytes) -> None:
         self._url += url
         if len(self._url) > MAX_HEADER_BYTES:
             raise too_long()
 
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self._tally.add(name.lower(), value)
+    @property
+    def on_header(self) -> Callable[[bytes, bytes], None]:
+        return self._tally.add
 
     def on_headers_complete(self) -> None:
         headers = self._tally.values
@@ -220,41 +211,43 @@ class InboundConnection(asyncio.Protocol):
         if not claimed.isdigit() or len(claimed) > 18 or int(claimed) > self._handler.max_body_bytes:
             raise self._too_large()
         path, query = target_of(self._url)
-        self._head = Head(self._parser.get_method().decode("latin-1"), path, query, headers, None)
+        self._request = request = Incoming(self._parser.get_method().decode("latin-1"), path, query, headers)
         self._is_unchecked = True
         if self._is_answering or (claimed == b"0" and b"transfer-encoding" not in headers):
             return  # its turn comes later, or at once
-        self._check()
+        self._check(request)
         self.deadline_s = time.monotonic() + BODY_S
         if headers.get(b"expect", b"").lower() == b"100-continue":
             self.transport.write(CONTINUE)
 
-    def _check(self) -> None:
+    def _check(self, request: Incoming) -> None:
         """Who calls; raises Refusal before anything of the body is kept."""
         self._is_unchecked = False
-        method, path, _, headers, _ = self._head
-        self._head = self._head._replace(caller=self._handler.check(method, path, headers))
+        request.caller = self._handler.check(request.method, request.path, request.headers)
+        if not self._kept.num_bytes:
+            self._kept.tenant = getattr(request.caller, "tenant", "")
 
     def on_body(self, body: bytes) -> None:
         if not self._is_answering:  # else read together with the request before it: no more than one read
-            if self._is_unchecked:
-                self._check()
-            self._keep(len(body))
+            if self._is_unchecked and self._request is not None:
+                self._check(self._request)
+            self._num_body += len(body)
+            if self._num_body > self._handler.max_body_bytes:
+                raise self._too_large()
+            if self._num_body > SMALL_BYTES:
+                is_first = self._num_body - len(body) <= SMALL_BYTES
+                self._kept.add(self._num_body if is_first else len(body))
         self._body.append(body)
 
-    def _keep(self, num_bytes: int) -> None:
-        if self._kept is None:
-            self._kept = BodyAccount(self._handler.bodies, getattr(self._head.caller, "tenant", ""))
-        self._kept.add(num_bytes)
-        if self._kept.num_bytes > self._handler.max_body_bytes:
-            raise self._too_large()
-
     def on_message_complete(self) -> None:
-        body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
-        method, path, query, headers, caller = self._head
-        request = Incoming(method, path, query, headers, body, time.monotonic(), caller)
-        is_checked, keeps_alive = not self._is_unchecked, self._parser.should_keep_alive()
-        self._reset()
+        request, is_checked = self._request, not self._is_unchecked
+        if request is None:
+            return
+        request.body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
+        request.arrival_s = time.monotonic()
+        keeps_alive = self._parser.should_keep_alive()
+        self._url, self._body, self._num_body, self._request, self._is_unchecked = b"", [], 0, None, False
+        self._tally.clear()
         self._num_together += 1
         if self._num_together > MAX_PIPELINED:
             self.abort()
@@ -270,8 +263,7 @@ class InboundConnection(asyncio.Protocol):
         self.deadline_s = None
         try:
             if not is_checked:
-                caller = self._handler.check(request.method, request.path, request.headers)
-                request = request._replace(caller=caller)
+                request.caller = self._handler.check(request.method, request.path, request.headers)
         except Refusal as error:
             self._handler.refuse(request, self, error)
         else:
@@ -285,17 +277,16 @@ class InboundConnection(asyncio.Protocol):
 
     def respond(self, status: int, headers: bytes, body: bytes) -> None:
         """A whole answer. `headers` are lines that each end in CRLF."""
-        self._send(
-            b"%b%bcontent-length: %d\r\n%b\r\n%b"
-            % (_status_line(status), headers, len(body), self._connection_header(), body)
-        )
+        self._send(b"%bcontent-length: %d\r\n\r\n%b" % (self._head(status, headers), len(body), body))
         self.finish()
 
     def begin(self, status: int, headers: bytes) -> None:
         """An answer of unknown length: `write` follows, then `end`."""
-        self._send(
-            b"%b%btransfer-encoding: chunked\r\n%b\r\n" % (_status_line(status), headers, self._connection_header())
-        )
+        self._send(b"%btransfer-encoding: chunked\r\n\r\n" % self._head(status, headers))
+
+    def _head(self, status: int, headers: bytes) -> bytes:
+        line = _STATUS_LINES.get(status) or f"HTTP/1.1 {status} Other\r\n".encode()
+        return b"%b%b%b" % (line, headers, b"connection: close\r\n" if self._is_closing else b"")
 
     def write(self, data: bytes) -> None:
         self._send(b"%x\r\n%b\r\n" % (len(data), data))
@@ -322,7 +313,8 @@ class InboundConnection(asyncio.Protocol):
         """The answer is over: the next request, if there is one and its client has read enough."""
         self._is_answering = False
         self.answering = None
-        self._give_back()
+        if self._kept.num_bytes:
+            self._give_back()
         if not self.is_open:
             return
         if self._is_refused:
@@ -348,18 +340,18 @@ class InboundConnection(asyncio.Protocol):
 
     def refuse(self, error: Refusal) -> None:
         """Nothing more of this client is read. One that is sending a body has a moment to read why."""
-        head = self._head
+        request = self._request
         self._is_closing = True
         self._drop()
         if not self.is_open or self._is_answering or self.transport.is_closing():
             return
         self._is_answering = True
-        if head is NO_HEAD:
+        if request is None:
             self.respond(error.status, b"x-request-id: none\r\n" + error.header_lines, error.body)
             return
         self._is_refused = True
-        incoming = Incoming(head.method, head.path, head.query, head.headers, b"", time.monotonic(), head.caller)
-        self._handler.refuse(incoming, self, error)
+        request.arrival_s = time.monotonic()
+        self._handler.refuse(request, self, error)
 
     def close_when_done(self) -> None:
         """No further request is taken on this connection; a request whose body is still coming is refused."""
@@ -367,7 +359,7 @@ class InboundConnection(asyncio.Protocol):
         if self._session is not None:
             self._session.drain()
         elif not self._is_answering and self.is_open:
-            if self._head is NO_HEAD:
+            if self._request is None:
                 self.transport.close()
             else:
                 self.refuse(shutting_down())
@@ -386,24 +378,15 @@ class InboundConnection(asyncio.Protocol):
         self._waiting.clear()
         self._ahead.clear()
         self._body = []
-        self._head = NO_HEAD
+        self._request = None
         if not self._is_answering:
             self._give_back()
 
     def _give_back(self) -> None:
-        kept, self._kept = self._kept, None
-        if kept is not None:
-            if kept.num_bytes >= LARGE_BYTES:
-                trim_soon()
-            kept.close()
-
-    def _connection_header(self) -> bytes:
-        return b"connection: close\r\n" if self._is_closing else b""
+        if self._kept.num_bytes >= LARGE_BYTES:
+            trim_soon()
+        self._kept.close()
 
 
 def shutting_down() -> Refusal:
     return unavailable("the router is shutting down; send the request elsewhere", 1, code="shutting_down")
-
-
-def _status_line(status: int) -> bytes:
-    return _STATUS_LINES.get(status) or f"HTTP/1.1 {status} Other\r\n".encode()

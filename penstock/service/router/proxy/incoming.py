@@ -1,6 +1,7 @@
 """A request as it was parsed: one reading of its path and headers, by which everything is decided and passed on."""
 
 import re
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import quote, unquote_to_bytes
 
@@ -11,20 +12,25 @@ from penstock.service.edge.refusal import not_http
 _PLAIN = "/-._~!$&'()*+,;=:@"
 """What a path holds unescaped; a percent sign begins anything else."""
 _SAFE = re.compile(r"[\w/.~-]+", re.ASCII)
+_EASY = re.compile(rb"(?:/\w[\w.~-]*)+")
+"""A path that has no query, no escapes and no part that begins with a dot: nearly all."""
 _ODD = re.compile(rb"[\x00-\x1f\x7f\\\\]|/(?:\.{0,2}/|\.{1,2}$)")
 """Parts that are empty or go up, and letters that no path needs."""
 
 
-class Incoming(NamedTuple):
-    """A request as it was parsed. Header names are in lower case; of repeated ones the first counts."""
+@dataclass(slots=True)
+class Incoming:
+    """A request as it was parsed. Header names are in lower case; of repeated ones the first counts. The connection that reads
+    it fills in body, time and caller; nobody changes it once it is handed over.
+    """
 
     method: str
     path: str
     """Without the query; escapes are read, once, and there are no dots to follow."""
     query: str
     headers: dict[bytes, bytes]
-    body: bytes
-    arrival_s: float
+    body: bytes = b""
+    arrival_s: float = 0.0
     caller: Any = None
     """What the handler's `check` said of it."""
 
@@ -61,8 +67,13 @@ class PlainCaller(NamedTuple):
     """Empty where there is no key to tell callers apart by."""
 
 
+NO_CALLER = PlainCaller("")
+
+
 def target_of(url: bytes) -> tuple[str, str]:
     """Path and query. Raises Refusal for a path that another reader might take for another one."""
+    if _EASY.fullmatch(url):
+        return url.decode("ascii"), ""
     parsed = httptools.parse_url(url) if url[:1] == b"/" else None
     if parsed is None or parsed.path is None:
         raise not_http("the request's path is not one we read; begin it with /")

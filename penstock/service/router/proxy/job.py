@@ -2,17 +2,18 @@
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any
 
 from penstock.service import kv_events, marks
 from penstock.service.edge.stamp import RelayStamp
-from penstock.service.gateway.ticket import Admittance
 from penstock.service.marks import TokenCount
 from penstock.service.router.policy import RouteChoice, RoutedCall
 from penstock.service.router.proxy.asked import Wanted, replaced
-from penstock.service.router.proxy.incoming import AnswerSink, Incoming
+from penstock.service.router.proxy.incoming import Incoming
 from penstock.service.router.proxy.replica_pool import ReplicaPool
 
+PROMPT_PATHS = frozenset(("/v1/chat/completions", "/v1/completions", "/v1/messages", "/api/chat", "/api/generate"))
+"""Whose prompts are in their bodies: nothing that one replica keeps is needed to compute them."""
 PASSED_HEADERS = (
     b"content-type",
     b"accept",
@@ -36,18 +37,6 @@ class RelayOutcome(Enum):
     """There was no replica to ask."""
     LEFT = "left"
     """Its client went away."""
-
-
-class AdmittedRequest(NamedTuple):
-    """A request for work that was let in, on its way to a relay."""
-
-    request: Incoming
-    request_id: bytes
-    client: AnswerSink
-    wanted: Wanted
-    call: RoutedCall
-    model: str
-    ticket: Admittance | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -118,23 +107,16 @@ class Job:
         """The request on the wire. `shown`: marks of what the client has seen, where the answer goes on; `query` in place
         of the client's own.
         """
-        request, endpoint = self.request, pool.endpoint
+        request = self.request
         query = request.query if query is None else query
-        query = "?" + query if query else ""
-        start = f"{request.method} {endpoint.path}{request.target}{query} HTTP/1.1\r\nhost: {endpoint.authority}\r\n"
-        lines = [start.encode("latin-1")]
         headers = request.headers
         if self.traceparent:
             headers = headers | {b"traceparent": self.traceparent}
-        for name in PASSED_HEADERS:
-            if name in headers:
-                lines.append(b"%b: %b\r\n" % (name, headers[name]))
-        if pool.key:
-            lines.append(b"authorization: Bearer %b\r\n" % pool.key)
+        lines = [b"%b: %b\r\n" % (name, headers[name]) for name in PASSED_HEADERS if name in headers]
         body = self.body(pool)
         if not pool.model:  # one of ours, or one that takes no notice
-            lines.append(b"x-request-id: %b\r\n%b: %b\r\n" % (self.request_id, marks.RELAY_HEADER, self._stamp()))
-            lines.append(self._billing())
+            stamp, billing = self._stamp(), self._billing()
+            lines.append(b"x-request-id: %b\r\n%b: %b\r\n%b" % (self.request_id, marks.RELAY_HEADER, stamp, billing))
             if self.peer:
                 lines.append(b"%b: %b\r\n" % (kv_events.PEER_HEADER, self.peer))
             if shown:
@@ -143,8 +125,8 @@ class Job:
                 body = prefix + body
         if body or request.method == "POST":
             lines.append(b"content-length: %d\r\n" % len(body))
-        lines.append(b"\r\n")
-        return b"".join(lines) + body
+        target = request.target if not query else f"{request.target}?{query}"
+        return b"".join((pool.head(request.method, target), *lines, b"\r\n", body))
 
     def asking_blocks(self, pool: ReplicaPool) -> bytes:
         """The same request, asked only what blocks its prompt is made of."""

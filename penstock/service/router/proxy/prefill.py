@@ -13,12 +13,10 @@ from penstock.service.router.handover import FETCHED_BYTES_S, HandoverVerdict, P
 from penstock.service.router.policy import RoutedCall, num_held
 from penstock.service.router.proxy.attempt import Attempt
 from penstock.service.router.proxy.host import RelayHost
-from penstock.service.router.proxy.job import Job
+from penstock.service.router.proxy.job import PROMPT_PATHS, Job
 from penstock.service.router.proxy.roles import RoleTuner
 from penstock.service.upstream.connections import Headers
 
-PATHS = frozenset(("/v1/chat/completions", "/v1/completions", "/v1/messages", "/api/chat", "/api/generate"))
-"""Whose prompts are in their bodies: nothing that one replica keeps is needed to compute them."""
 LEAST_TOKENS = 32
 """Shorter prompts are computed where they are answered, whatever is asked for."""
 
@@ -148,7 +146,7 @@ class Handovers:
 
 
 def _has_own_prompt(job: Job) -> bool:
-    return job.request.method == "POST" and job.request.path in PATHS and not job.holder
+    return job.request.method == "POST" and job.request.path in PROMPT_PATHS and not job.holder
 
 
 def _site(call: RoutedCall, replica: LiveReplica, offer: BlockOffer) -> PromptSite:

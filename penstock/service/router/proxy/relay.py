@@ -17,7 +17,7 @@ from penstock.service.router.proxy.answer import ReplicaAnswer
 from penstock.service.router.proxy.asked import usage_in
 from penstock.service.router.proxy.attempt import Attempt
 from penstock.service.router.proxy.host import RelayHost
-from penstock.service.router.proxy.incoming import AnswerSink, Incoming
+from penstock.service.router.proxy.incoming import AnswerSink
 from penstock.service.router.proxy.job import Job, RelayOutcome
 from penstock.service.upstream.connections import Headers
 
@@ -58,10 +58,6 @@ class Relay:
 
     def __post_init__(self) -> None:
         self.client.answering = self
-
-    @property
-    def request(self) -> Incoming:
-        return self.job.request
 
     @property
     def replica(self) -> LiveReplica | None:
@@ -135,7 +131,7 @@ class Relay:
         if answer.is_lost and not self.has_begun:
             self._fail(attempt, "its engine went away", False)
             return
-        if not self.has_begun and not answer.is_of_kind(self.request.method):
+        if not self.has_begun and not answer.is_of_kind(self.job.request.method):
             self._fail(attempt, RUBBISH, False)
             return
         if is_error:
@@ -160,7 +156,7 @@ class Relay:
         """Beside what the replica says of its time: what the way to it and the router took."""
         if attempt.network_s is None:
             return b""
-        arrival_s = self.request.arrival_s
+        arrival_s = self.job.request.arrival_s
         here_s = max(attempt.sent_s - arrival_s, 0.0)
         return b"server-timing: router;dur=%.3f, network;dur=%.3f\r\n" % (here_s * 1000, attempt.network_s * 1000)
 
@@ -206,8 +202,8 @@ class Relay:
         self.client.end()
 
     def _end_whole(self, attempt: Attempt, answer: ReplicaAnswer) -> None:
-        whole = answer.whole()
-        if not answer.is_whole(self.request.method, self.request.path, whole):
+        whole, request = answer.whole(), self.job.request
+        if not answer.is_whole(request.method, request.path, whole):
             self._fail(attempt, RUBBISH, False)
             return
         if self.count is None and self._status == 200 and self._app.is_metered:
@@ -248,14 +244,17 @@ class Relay:
 
     def _prefer(self, attempt: Attempt) -> None:
         """This one has begun to answer: the other, if there is one, is stopped."""
-        if self._hedging is not None:
-            self._hedging.cancel()
-            self._hedging = None
+        self._stop_hedging()
         if self._hedge is not None:
             other = self._attempt if attempt is self._hedge else self._hedge
             self._attempt, self._hedge = attempt, None
             if other is not None:
                 other.leave(None)
+
+    def _stop_hedging(self) -> None:
+        if self._hedging is not None:
+            self._hedging.cancel()
+            self._hedging = None
 
     # When a replica fails
 
@@ -321,10 +320,10 @@ class Relay:
         has_begun = self.has_begun
         self._finish(outcome)
         if has_begun:
-            self.client.write(error.event(self.request.path, self.job.request_id))
+            self.client.write(error.event(self.job.request.path, self.job.request_id))
             self.client.end()
         else:
-            status, body = error.worded(self.request.path, self.job.request_id)
+            status, body = error.worded(self.job.request.path, self.job.request_id)
             self.client.respond(status, error.header_lines + self._app.answer_headers(self), body)
 
     # What the client's connection calls
@@ -348,9 +347,7 @@ class Relay:
 
     def _leave(self, is_good: bool | None) -> None:
         """No replica is asked any more."""
-        if self._hedging is not None:
-            self._hedging.cancel()
-            self._hedging = None
+        self._stop_hedging()
         attempt, self._attempt = self._attempt, None
         hedge, self._hedge = self._hedge, None
         if attempt is not None:

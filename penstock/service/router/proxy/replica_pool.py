@@ -13,18 +13,10 @@ class ReplicaPool(ConnectionPool):
     ) -> None:
         """`key` is what the server asks for; `model` is put in place of any other name, if there is one."""
         super().__init__(endpoint, tls)
-        self.key = key.encode("ascii", "replace")
+        if key:
+            self._lines += b"authorization: Bearer %b\r\n" % key.encode("ascii", "replace")
         self.model = model
         self.is_ours = False
         """A server of ours answers there: it marks its streams for us."""
         self.keeps_tenants = False
         """It believes us for whom we ask, and keeps what it stores and caches apart by that."""
-
-    def request(self, method: str, path: str, headers: bytes = b"", body: bytes | None = None) -> bytes:
-        """A question of the router's own. `headers` are lines that each end in CRLF."""
-        endpoint = self.endpoint
-        head = f"{method} {endpoint.path}{path} HTTP/1.1\r\nhost: {endpoint.authority}\r\n".encode()
-        key = b"authorization: Bearer %b\r\n" % self.key if self.key else b""
-        if body is not None:
-            headers += b"content-type: application/json\r\ncontent-length: %d\r\n" % len(body)
-        return head + key + headers + b"\r\n" + (body or b"")

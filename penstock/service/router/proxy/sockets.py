@@ -145,9 +145,9 @@ class RelayedSocket:
 
     def _ask(self, data: bytes, account: BodyAccount) -> None:
         self._answer = answer = SocketAnswer(self, account)
-        request = Incoming("POST", self._path, "", self._headers, data, time.monotonic(), None)
+        request = Incoming("POST", self._path, "", self._headers, data, time.monotonic())
         try:
-            request = request._replace(caller=self._handler.check("POST", self._path, self._headers))
+            request.caller = self._handler.check("POST", self._path, self._headers)
         except Refusal as error:
             self._handler.refuse(request, answer, error)
         else:
