@@ -131,9 +131,9 @@ def model() -> ServedModel:
 async def asked(extra: dict[str, Any]) -> tuple[Any, ...]:
     """What the engine and the text are asked for by a body with these fields."""
     body = msgspec.convert({"prompt": "end", "seed": 1, "max_tokens": 40} | extra, CompletionBody)
-    parameters = (await prepare(model(), Caller(), text_generation(body))).parameters
-    rules = parameters.rules._replace(stops=None)  # type: ignore[arg-type]
-    return parameters.sampling, parameters.priority, parameters.deadline_s, parameters.salt, rules
+    call = await prepare(model(), Caller(), text_generation(body))
+    request, rules = call.requests[0], call.rules._replace(stops=None)  # type: ignore[arg-type]
+    return request.params, request.priority, request.deadline_s, request.salt, rules
 
 
 @pytest.mark.parametrize(("name", "value"), DRAWN.items())

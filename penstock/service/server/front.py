@@ -136,7 +136,7 @@ class Counted:
         call, meters = prepared.call, prepared.model.meters
         relayed = RELAYED.get()
         if relayed is not None and relayed.asks_blocks:
-            blocks = prompt_blocks(call.prompts[0], call.parameters.salt, prepared.model.facts.block_size)
+            blocks = prompt_blocks(call.requests[0].prompt, call.requests[0].salt, prepared.model.facts.block_size)
             await blocks(scope, receive, send)
             return
         answer: HttpAnswer | PrefillAnswer = self._answer
@@ -372,6 +372,8 @@ def caller_of(request: Request) -> Caller:
         account=relayed.account if relayed is not None else "",
         deadline_ms=_deadline_ms(request.headers.get(DEADLINE_HEADER)),
         request_id=exchange.name,
+        priority=relayed.priority if relayed is not None else 0,
+        peer=relayed.peer if relayed is not None else "",
     )
 
 

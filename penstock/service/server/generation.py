@@ -201,6 +201,10 @@ class Caller:
     tenant: str = ""
     deadline_ms: float | None = None
     request_id: str = ""
+    priority: int = 0
+    """A router's tier, which counts beside what the request says of itself."""
+    peer: str = ""
+    """Another replica that has blocks of the prompt, or computes them."""
     most: TokenBound | None = None
     """Tokens that a gateway set money aside for."""
     account: str = ""

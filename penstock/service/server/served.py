@@ -15,7 +15,7 @@ from penstock.runtime.text.tokenizer.tokenizer import Tokenizer
 from penstock.runtime.text.watermark import Watermark
 from penstock.service.server.blocks import BlockIndex
 from penstock.service.server.http.admission import Admission
-from penstock.service.server.http.faults import ApiError, ErrorKind, busy, invalid
+from penstock.service.server.http.faults import ApiError, ErrorKind, busy
 from penstock.service.server.http.meters import Meters
 from penstock.service.server.pins import PinLedger
 from penstock.service.server.pool.resident import Residency, Resident
@@ -146,10 +146,6 @@ class ServedModel:
     @property
     def vocab_size(self) -> int:
         return self.facts.vocab_size
-
-    def check_generates(self) -> None:
-        if not self.facts.can_generate:
-            raise invalid("this model makes vectors and generates no text", "model", "unsupported_model")
 
     @property
     def is_alive(self) -> bool:

@@ -18,12 +18,11 @@ from penstock.runtime.core.batch import FinishReason
 from penstock.service import marks
 from penstock.service.server.dialect import AnswerEncoder
 from penstock.service.server.generation import Delivery
-from penstock.service.server.http.call import Call, Failure, Pipe
+from penstock.service.server.http.call import Call, Failure, Piece, Pipe
 from penstock.service.server.http.connection import until_gone
 from penstock.service.server.http.faults import error_of_finish, log_fault
 from penstock.service.server.http.relay import RELAYED, Marker
 from penstock.service.server.usage import token_count
-from penstock.service.server.writer import Piece
 
 Send = Callable[[Any], Any]
 Receive = Callable[[], Any]

@@ -125,7 +125,7 @@ class Meters:
 
     def enter(self, call: Call) -> None:
         for request in call.requests:
-            timeline = Timeline(call.arrival_s, len(request.prompt), call.parameters.sampling.n)
+            timeline = Timeline(call.arrival_s, len(request.prompt), request.params.n)
             self._open[request.request_id] = Watch(call, request, timeline)
 
     def leave(self, call: Call) -> None:
@@ -211,7 +211,7 @@ class Meters:
             self._count_tiers(timeline.num_prompt, prefix)
         if self.watch_prefix is not None:
             self.watch_prefix(watch.request, prefix.num_reused)
-        if watch.call.parameters.is_batch:
+        if watch.request.is_batch:
             return  # how long it takes is nobody's concern
         self._admission.drain.add(now)
         self.queue.add(max(prefix.admitted_s - timeline.arrival_s, 0.0))
@@ -237,7 +237,7 @@ class Meters:
     def _end(self, watch: Watch, outcome: Outcome, now: float) -> None:
         timeline = watch.timeline
         self.ended.add(1, (("finished_reason", FINISHED_REASON.get(outcome, "error")),))
-        if outcome.is_success and not watch.call.parameters.is_batch:
+        if outcome.is_success and not watch.request.is_batch:
             self.e2e.add(now - timeline.arrival_s)
             self.prompt_sizes.add(timeline.num_prompt)
             self.output_sizes.add(timeline.num_tokens)

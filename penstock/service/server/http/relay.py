@@ -101,18 +101,6 @@ def random_seed() -> int:
     return secrets.randbits(63) if relayed is None else int.from_bytes(relayed.draw(8), "little") >> 1
 
 
-def priority_of(asked: int) -> int:
-    """A router's tier counts beside what the request says of itself."""
-    relayed = RELAYED.get()
-    return asked if relayed is None else asked + relayed.priority
-
-
-def peer_of() -> str:
-    """Where blocks of the prompt may be fetched, if a router says so."""
-    relayed = RELAYED.get()
-    return "" if relayed is None else relayed.peer
-
-
 def unix_time() -> int:
     relayed = RELAYED.get()
     return int(time.time()) if relayed is None else relayed.created

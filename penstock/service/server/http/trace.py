@@ -74,7 +74,7 @@ class SpanTracer:
 
 
 def _asked(call: Call) -> dict[str, Any]:
-    params = call.parameters.sampling
+    params = call.requests[0].params
     asked = {
         "temperature": params.temperature,
         "top_p": params.top_p,

@@ -15,7 +15,7 @@ from penstock.runtime.text.stream.segments import (
 from penstock.service.server.front import Counted, Front, Prepared
 from penstock.service.server.generation import Caller
 from penstock.service.server.http import sse
-from penstock.service.server.http.call import Call
+from penstock.service.server.http.call import Call, Piece
 from penstock.service.server.openai.calls import FUNCTION_WORDS, TOOL_WORDS
 from penstock.service.server.openai.encoder import ChoicesEncoder, with_best
 from penstock.service.server.openai.logprobs import chat_entries
@@ -23,7 +23,6 @@ from penstock.service.server.openai.protocol import REFUSED, ChatBody
 from penstock.service.server.openai.request import chat_generation, check_strictly, delivery_of
 from penstock.service.server.prepare import prepare
 from penstock.service.server.served import ServedModel
-from penstock.service.server.writer import Piece
 
 
 async def complete_chat(request: Request) -> Counted:

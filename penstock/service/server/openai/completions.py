@@ -9,14 +9,13 @@ from penstock.runtime.core.batch import Logprob
 from penstock.service.server.front import Counted, Front, Prepared
 from penstock.service.server.generation import Caller
 from penstock.service.server.http import sse
-from penstock.service.server.http.call import Call
+from penstock.service.server.http.call import Call, Piece
 from penstock.service.server.openai.encoder import ChoicesEncoder, with_best
 from penstock.service.server.openai.logprobs import CompletionLogprobs
 from penstock.service.server.openai.protocol import REFUSED, CompletionBody
 from penstock.service.server.openai.request import check_strictly, delivery_of, text_generation
 from penstock.service.server.prepare import prepare
 from penstock.service.server.served import ServedModel
-from penstock.service.server.writer import Piece
 
 
 async def complete_text(request: Request) -> Counted:

@@ -10,7 +10,7 @@ from typing import Any
 from penstock.service.server.dialect import AnswerEncoder, Dialect
 from penstock.service.server.front import Front
 from penstock.service.server.http import sse
-from penstock.service.server.http.call import Call
+from penstock.service.server.http.call import Call, Piece
 from penstock.service.server.http.faults import ApiError
 from penstock.service.server.http.relay import random_hex, unix_time
 from penstock.service.server.openai.dialect import DIALECT
@@ -18,7 +18,6 @@ from penstock.service.server.openai.protocol import Sampling
 from penstock.service.server.openai.request import best_of
 from penstock.service.server.served import ServedModel
 from penstock.service.server.usage import usage_of, what_is_forgotten
-from penstock.service.server.writer import Piece
 
 
 class ChoicesEncoder:
@@ -71,9 +70,7 @@ class ChoicesEncoder:
                 "rejected_prediction_tokens": usage.num_rejected,
             },
         }
-        tiers = [
-            sum(writer.from_tiers[place] for writer in call.writers[:: call.parameters.sampling.n]) for place in (0, 1)
-        ]
+        tiers = [sum(writer.from_tiers[place] for writer in call.writers[:: call.num_choices]) for place in (0, 1)]
         if any(tiers):
             value["prompt_tokens_details"]["cached_tokens_by_tier"] = dict(zip(("host", "disk"), tiers))
         if timings is None:

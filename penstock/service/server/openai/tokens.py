@@ -9,8 +9,7 @@ from penstock.service.server.http.answer import Json
 from penstock.service.server.http.faults import invalid
 from penstock.service.server.openai.protocol import REFUSED, DetokenizeBody, TokenizeBody
 from penstock.service.server.openai.request import tokenize_chat
-from penstock.service.server.prepare import INLINE_CHARACTERS, check_size, encode, off_loop, prompt_of_chat
-from penstock.service.server.sampling import check_ids
+from penstock.service.server.prepare import INLINE_CHARACTERS, check_ids, check_size, encode, off_loop, prompt_of_chat
 
 
 async def tokenize(request: Request) -> Json:
