@@ -52,10 +52,13 @@ class ToolChoice(NamedTuple):
 ANY_TOOL = ToolChoice()
 
 
+FormKind = Literal["text", "json", "schema", "regex", "choice", "grammar"]
+
+
 class OutputForm(NamedTuple):
     """What the content must be. `value` is the schema, the expression, the choices or the grammar."""
 
-    kind: Literal["text", "json", "schema", "regex", "choice", "grammar"] = "text"
+    kind: FormKind = "text"
     value: Any = None
     param: str = "response_format"
     """How its dialect calls the form, for errors."""

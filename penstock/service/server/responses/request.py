@@ -15,8 +15,7 @@ from penstock.service.server.generation import (
     reasoning_variables,
 )
 from penstock.service.server.http.faults import OPENAI_NAMES, checked_name, invalid, unsupported
-from penstock.service.server.openai.request import TIER_PRIORITY, cache_hints
-from penstock.service.server.openai.tools import tool_choice_of
+from penstock.service.server.openai.request import TIER_PRIORITY, cache_hints, tool_choice_of
 from penstock.service.server.responses.items import messages_of
 from penstock.service.server.responses.protocol import FunctionTool, InputBody, Item, ResponseBody
 
