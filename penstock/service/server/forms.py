@@ -5,7 +5,6 @@ Compiling for a check happens on another thread and needs no engine; the engine 
 
 import asyncio
 import json
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
@@ -16,9 +15,7 @@ from penstock.runtime.text.grammar.closing import closed_text
 from penstock.runtime.text.grammar.compose import after_thoughts, can_be_ended, free_after_thoughts, thoughts_of
 from penstock.runtime.text.stream.reasoning import ReasoningStyle
 from penstock.runtime.text.stream.segments import MakeContentParser
-from penstock.runtime.text.tools.grammar import ToolSchema, tools_grammar
-from penstock.runtime.text.tools.parser import ToolParser
-from penstock.service.server.generation import Chat, Generation, OutputForm, Tool
+from penstock.service.server.generation import Chat, Generation, OutputForm
 from penstock.service.server.http.faults import busy, invalid, unsupported
 from penstock.service.server.text import Text
 
@@ -75,22 +72,20 @@ async def answer_form(text: Text, generation: Generation, *, is_open: bool) -> A
             thoughts = thoughts_of(style, is_open=is_open, max_tokens=budget)
             thoughts = thoughts._replace(before="") if tools else thoughts
             source = free_after_thoughts if grammar is None else partial(after_thoughts, grammar.kind, grammar.source)
-            grammar = Grammar(*source(thoughts, text.markers))
+            grammar = Grammar(*source(thoughts, text.speech.markers))
     except RequestError as error:
         raise invalid(str(error), error.param or generation.output.param, error.code) from None
     if grammar is not None and grammar is not content:
         await check(text, grammar, "tools" if tools else generation.output.param)
     if not tools:
         return AnswerForm(grammar)
-    row = text.tool_format
-    visible = tuple(token for marker in row.markers for token in text.markers.tokens_in(marker))
-    return AnswerForm(grammar, partial(ToolParser, row, partial(_is_text, tools)), visible)
+    return AnswerForm(grammar, text.speech.parser(tools), text.speech.visible)
 
 
 def _budget(text: Text, generation: Generation, style: ReasoningStyle | None) -> int | None:
     """After how many tokens reasoning is made to end. Advice that cannot be followed is passed over."""
     budget = generation.max_reasoning_tokens
-    if budget is None or (style is not None and can_be_ended(style, text.markers)):
+    if budget is None or (style is not None and can_be_ended(style, text.speech.markers)):
         return budget
     if generation.is_budget_advice:
         return None
@@ -110,25 +105,14 @@ def _tools_grammar(text: Text, chat: Chat, content: Grammar | None) -> Grammar:
     if unknown:
         raise RequestError(f"tool_choice names {unknown[0][:64]!r}, which is not among the tools", param="tool_choice")
     allowed = [known[name] for name in choice.names] or list(chat.tools)
-    schemas = [ToolSchema(tool.name, tool.parameters, tool.is_strict) for tool in allowed]
     return Grammar(
-        *tools_grammar(
-            text.tool_format,
-            schemas,
-            text.markers,
+        *text.speech.grammar(
+            allowed,
             is_required=choice.mode == "required",
             is_parallel=choice.is_parallel,
             content=None if content is None else (content.kind, content.source),
         )
     )
-
-
-def _is_text(tools: Sequence[Tool], name: str, argument: str) -> bool:
-    """The argument is a text by its tool's schema."""
-    tool = next((tool for tool in tools if tool.name == name), None)
-    properties = (tool.parameters or {}).get("properties") if tool is not None else None
-    own = properties.get(argument) if isinstance(properties, dict) else None
-    return isinstance(own, dict) and own.get("type") == "string"
 
 
 async def check(text: Text, grammar: Grammar, param: str) -> None:

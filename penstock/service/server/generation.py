@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
+from penstock.runtime.text.tools.words import Tool
 from penstock.service.marks import TokenBound
 
 
@@ -28,16 +29,6 @@ class ChatMessage:
     tool_call_id: str = ""
     """Which call this is the result of."""
     name: str = ""
-
-
-class Tool(NamedTuple):
-    """A function that the model may call."""
-
-    name: str
-    description: str = ""
-    parameters: Mapping[str, Any] | None = None
-    """JSON schema of its arguments."""
-    is_strict: bool = False
 
 
 class ToolChoice(NamedTuple):

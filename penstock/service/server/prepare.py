@@ -18,9 +18,7 @@ from penstock.runtime.text.stream.stop import StopSet
 from penstock.runtime.text.stream.stream import TextRules
 from penstock.runtime.text.template.shape import object_in
 from penstock.runtime.text.template.shield import PromptTokens, tokenize_chat
-from penstock.runtime.text.tokenizer.banned import banned_sequences
 from penstock.runtime.text.tokenizer.tokenizer import Tokenizer
-from penstock.runtime.text.tools.words import calls_as_text, described, knows_calls
 from penstock.service.edge.memory import trim_memory
 from penstock.service.server.beams import beam_search
 from penstock.service.server.forms import answer_form
@@ -31,7 +29,6 @@ from penstock.service.server.generation import (
     ChatMessage,
     Generation,
     SamplingOptions,
-    Tool,
 )
 from penstock.service.server.http.body import MAX_CHARACTERS_PER_TOKEN
 from penstock.service.server.http.call import Call
@@ -109,7 +106,7 @@ async def prepare(model: ServedModel, caller: Caller, generation: Generation) ->
     if not caller.is_batch:
         model.admission.reserve(prompts, sampling, caller.tenant)
     rules = TextRules(
-        stops=StopSet(asked.stops),
+        stops=StopSet(asked.stops) if asked.stops else None,
         include_stop=asked.includes_stop,
         min_tokens=asked.min_tokens or 0,
         style=style,
@@ -212,7 +209,7 @@ def sampling_params(model: ServedModel, asked: SamplingOptions, grammar: Grammar
         stop_token_ids=tuple({*ends, *(asked.stop_token_ids or ())}),
         logprobs=0 if asked.best_of and asked.num_logprobs is None else asked.num_logprobs,
         prompt_logprobs=asked.num_prompt_logprobs,
-        banned_sequences=banned_sequences(model.tokenizer, asked.bad_words),
+        banned_sequences=model.tokenizer.spellings(asked.bad_words),
         n=asked.best_of or asked.n or 1,
         grammar=grammar,
     )
@@ -292,24 +289,24 @@ async def prompt_of_chat(model: ServedModel, chat: Chat) -> PromptTokens:
     template = model.text.template
     if template is None:
         raise invalid("this model has no chat template; use /v1/completions", "messages", "unsupported_model")
-    messages = [template_message(message) for message in chat.messages]
-    options: dict[str, Any] = {
-        "now": datetime.now(),
-        "add_generation_prompt": chat.adds_generation_prompt and not chat.continues_final,
-        "continue_final_message": chat.continues_final,
-        "variables": dict(chat.variables),
-    }
-    tools = [template_tool(tool) for tool in chat.tools if chat.tool_choice.mode != "none"]
-    if tools and model.text.knows_tools:
-        options["tools"] = tools
-    elif tools:
-        messages = described(messages, tools)
-    if not knows_calls(template.tool_source if tools else template.source):
-        messages = calls_as_text(messages)
+    tools = chat.tools if chat.tool_choice.mode != "none" else ()
+    messages, options = model.text.speech.conversation(
+        [template_message(message) for message in chat.messages], [tool.described for tool in tools]
+    )
     texts = [content for message in messages if isinstance(content := message.get("content"), str)]
     size = sum(map(len, texts))
     check_size(model, ["".join(texts)] if size > INLINE_CHARACTERS else (), "messages")
-    rendering = partial(tokenize_chat, template, model.tokenizer, messages, **options)
+    rendering = partial(
+        tokenize_chat,
+        template,
+        model.tokenizer,
+        messages,
+        now=datetime.now(),
+        add_generation_prompt=chat.adds_generation_prompt and not chat.continues_final,
+        continue_final_message=chat.continues_final,
+        variables=dict(chat.variables),
+        **options,
+    )
     rendered = rendering() if size <= INLINE_CHARACTERS else await off_loop(rendering)
     if chat.begun:
         check_ids(chat.begun, model.vocab_size, "continue_token_ids")
@@ -338,17 +335,6 @@ def template_message(message: ChatMessage) -> dict[str, Any]:
     if message.name:
         plain["name"] = message.name
     return plain
-
-
-def template_tool(tool: Tool) -> dict[str, Any]:
-    return {
-        "type": "function",
-        "function": {
-            "name": tool.name,
-            "description": tool.description,
-            "parameters": dict(tool.parameters or {"type": "object"}),
-        },
-    }
 
 
 async def prompts_of(

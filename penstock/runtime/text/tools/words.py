@@ -1,8 +1,8 @@
-"""Tools for models whose template has none: tools, calls and results are written into the conversation as text."""
+"""Tools as a conversation tells of them; for models whose template has none, tools, calls and results are texts of it."""
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 RESULT_ROLES = ("tool", "function")
 HEAD = """You may call functions. The functions are, one JSON object a line:
@@ -13,6 +13,31 @@ To call one, write a JSON object with its name and arguments between these tags:
 <tool_call>
 {{"name": <function-name>, "arguments": <arguments-object>}}
 </tool_call>"""
+
+
+class Tool(NamedTuple):
+    """A function that the model may call."""
+
+    name: str
+    description: str = ""
+    parameters: Mapping[str, Any] | None = None
+    """JSON schema of its arguments."""
+    is_strict: bool = False
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """As templates read it."""
+        parameters = dict(self.parameters or {"type": "object"})
+        return {
+            "type": "function",
+            "function": {"name": self.name, "description": self.description, "parameters": parameters},
+        }
+
+    def is_text(self, argument: str) -> bool:
+        """The argument is a text by the schema."""
+        properties = (self.parameters or {}).get("properties")
+        own = properties.get(argument) if isinstance(properties, Mapping) else None
+        return isinstance(own, Mapping) and own.get("type") == "string"
 
 
 def described(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -37,11 +62,6 @@ def calls_as_text(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]
             plain.append(turn)
         is_answered = is_result
     return plain
-
-
-def knows_calls(source: str) -> bool:
-    """A template of this source writes calls and their results itself."""
-    return "tool_calls" in source
 
 
 def _plain(message: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ import math
 
 import msgspec
 
+from penstock.runtime.text.tools.words import Tool
 from penstock.service.server.generation import (
     TEXT,
     CacheHints,
@@ -14,7 +15,6 @@ from penstock.service.server.generation import (
     OutputForm,
     SamplingOptions,
     Texts,
-    Tool,
     ToolCall,
 )
 from penstock.service.server.http.faults import OLLAMA_NAMES, checked_name, invalid, unsupported

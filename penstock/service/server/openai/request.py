@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
+from penstock.runtime.text.tools.words import Tool
 from penstock.service.server.generation import (
     TEXT,
     Beams,
@@ -17,7 +18,6 @@ from penstock.service.server.generation import (
     Generation,
     OutputForm,
     SamplingOptions,
-    Tool,
     ToolCall,
     ToolChoice,
     reasoning_variables,

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from penstock.runtime.text.tools.words import Tool
 from penstock.service.server.generation import (
     TEXT,
     Chat,
@@ -10,7 +11,6 @@ from penstock.service.server.generation import (
     Generation,
     OutputForm,
     SamplingOptions,
-    Tool,
     ToolChoice,
     reasoning_variables,
 )
