@@ -22,7 +22,7 @@ from penstock.service.server.blocks import block_events
 from penstock.service.server.dialect import Dialect
 from penstock.service.server.front import Front
 from penstock.service.server.http import docs, health
-from penstock.service.server.http.connection import exchange_of
+from penstock.service.server.http.exchange import exchange_of
 from penstock.service.server.http.guard import Guard
 from penstock.service.server.jobs import batches, bills, files
 from penstock.service.server.jobs.protocol import BatchBody

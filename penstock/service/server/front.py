@@ -19,13 +19,12 @@ from penstock.service.config import ServerConfig
 from penstock.service.server.blocks import PrefillAnswer, prefilling, prompt_blocks
 from penstock.service.server.dialect import AnswerEncoder
 from penstock.service.server.generation import WHOLE, Caller, Delivery
-from penstock.service.server.http.answer import HttpAnswer
+from penstock.service.server.http.answer import HttpAnswer, check_resumed
 from penstock.service.server.http.body import BodyReader
 from penstock.service.server.http.call import Call
 from penstock.service.server.http.calls import Calls, OpenCall
-from penstock.service.server.http.connection import ServerExchange, exchange_of
+from penstock.service.server.http.exchange import RELAYED, ServerExchange, exchange_of
 from penstock.service.server.http.faults import ApiError, ErrorKind, invalid, shutting_down
-from penstock.service.server.http.relay import RELAYED, check_resumed
 from penstock.service.server.http.trace import SpanTracer
 from penstock.service.server.jobs.bills import Bills
 from penstock.service.server.pool.hold import hold

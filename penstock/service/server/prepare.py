@@ -32,9 +32,9 @@ from penstock.service.server.generation import (
 )
 from penstock.service.server.http.body import MAX_CHARACTERS_PER_TOKEN
 from penstock.service.server.http.call import Call
+from penstock.service.server.http.exchange import random_seed
 from penstock.service.server.http.faults import Overflow, invalid
 from penstock.service.server.http.large import TENANT, Turns, stand_back
-from penstock.service.server.http.relay import random_seed
 from penstock.service.server.served import ServedModel
 from penstock.service.server.text import SamplingDefaults
 from penstock.service.server.usage import within

@@ -11,7 +11,7 @@ from penstock.service.server.anthropic.request import chat_of, generation_of
 from penstock.service.server.front import Counted, Front, Prepared
 from penstock.service.server.generation import Caller, Delivery
 from penstock.service.server.http.answer import Json
-from penstock.service.server.http.relay import random_hex
+from penstock.service.server.http.exchange import random_hex
 from penstock.service.server.prepare import prepare, prompt_of_chat
 from penstock.service.server.served import ServedModel
 

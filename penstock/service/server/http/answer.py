@@ -20,8 +20,8 @@ from penstock.service.server.dialect import AnswerEncoder
 from penstock.service.server.generation import Delivery
 from penstock.service.server.http.call import Call, Failure, Piece, Pipe
 from penstock.service.server.http.connection import until_gone
-from penstock.service.server.http.faults import error_of_finish, log_fault
-from penstock.service.server.http.relay import RELAYED, Marker
+from penstock.service.server.http.exchange import RELAYED
+from penstock.service.server.http.faults import error_of_finish, invalid, log_fault
 from penstock.service.server.usage import token_count
 
 Send = Callable[[Any], Any]
@@ -29,6 +29,33 @@ Receive = Callable[[], Any]
 
 PATIENCE_S = 0.5
 """How long a stream's headers wait for its first news."""
+
+
+class Marker:
+    """Ends the writes of one stream in marks: which tokens have been taken in since the last."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self._counts = [len(writer.token_ids) for writer in call.writers]
+
+    def mark(self) -> bytes:
+        tokens = []
+        for index, writer in enumerate(self._call.writers):
+            count = self._counts[index]
+            if len(writer.token_ids) > count:
+                tokens.append((index, writer.token_ids[count:]))
+                self._counts[index] = len(writer.token_ids)
+        return marks.mark_of(tokens)
+
+    def marked(self, write: Callable[..., bytes]) -> Callable[..., bytes]:
+        return lambda *arguments: write(*arguments) + self.mark()
+
+
+def check_resumed(tokens: dict[int, list[int]], num_choices: int, vocab_size: int, max_context: int) -> None:
+    """Raises the error of a client where no engine of ours can have drawn these tokens."""
+    for choice, ids in tokens.items():
+        if choice >= num_choices or len(ids) >= max_context or max(ids) >= vocab_size:
+            raise invalid("the answer to go on with is none of this model's", code="invalid_resume")
 
 
 @dataclass(slots=True)

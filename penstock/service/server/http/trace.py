@@ -10,7 +10,7 @@ from typing import Any
 
 from penstock.metrics.spans import close_provider, nanoseconds, open_provider
 from penstock.service.server.http.call import Call
-from penstock.service.server.http.connection import exchange_of
+from penstock.service.server.http.exchange import exchange_of
 from penstock.service.server.usage import usage_of
 
 PARTS = ("queue", "prefill", "decode", "flush")

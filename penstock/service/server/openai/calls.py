@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from penstock.runtime.text.stream.segments import Segment, ToolCallArguments, ToolCallStart
 from penstock.service.server.http.call import TOOL_CALLS
-from penstock.service.server.http.relay import random_hex
+from penstock.service.server.http.exchange import random_hex
 
 
 class CallWords(NamedTuple):

@@ -22,8 +22,8 @@ from penstock.service.server.front import Counted, Front, Prepared
 from penstock.service.server.generation import Caller
 from penstock.service.server.http import sse
 from penstock.service.server.http.call import Call, Piece
+from penstock.service.server.http.exchange import random_hex, unix_time
 from penstock.service.server.http.faults import ApiError
-from penstock.service.server.http.relay import random_hex, unix_time
 from penstock.service.server.openai.calls import FUNCTION_WORDS, TOOL_WORDS
 from penstock.service.server.openai.dialect import DIALECT
 from penstock.service.server.openai.logprobs import chat_entries

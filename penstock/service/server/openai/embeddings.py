@@ -12,8 +12,8 @@ from penstock.service.marks import TokenCount
 from penstock.service.server.front import Front
 from penstock.service.server.generation import Caller
 from penstock.service.server.http.answer import Json
+from penstock.service.server.http.exchange import RELAYED, random_hex
 from penstock.service.server.http.faults import Overflow, invalid
-from penstock.service.server.http.relay import RELAYED, random_hex
 from penstock.service.server.openai.protocol import REFUSED, EmbeddingBody, RerankBody
 from penstock.service.server.prepare import prompts_of
 from penstock.service.server.served import ServedModel

@@ -22,8 +22,8 @@ from penstock.runtime.text.stream.segments import (
 from penstock.runtime.text.tokenizer.tokenizer import Tokenizer
 from penstock.service.server.http import sse
 from penstock.service.server.http.call import LENGTH, Call, Piece
+from penstock.service.server.http.exchange import random_hex
 from penstock.service.server.http.faults import ApiError
-from penstock.service.server.http.relay import random_hex
 from penstock.service.server.openai.dialect import DIALECT
 from penstock.service.server.openai.logprobs import chat_entries
 from penstock.service.server.responses.items import new_id

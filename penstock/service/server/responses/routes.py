@@ -15,8 +15,8 @@ from penstock.service.edge.paging import page_of
 from penstock.service.server.front import Begun, Counted, Front, Prepared, tenant_of
 from penstock.service.server.generation import Caller, Delivery
 from penstock.service.server.http.answer import Json, Send
+from penstock.service.server.http.exchange import random_hex
 from penstock.service.server.http.faults import ApiError, invalid
-from penstock.service.server.http.relay import random_hex
 from penstock.service.server.http.sse import HEADERS
 from penstock.service.server.jobs.bills import Bills
 from penstock.service.server.prepare import prepare, prompt_of_chat

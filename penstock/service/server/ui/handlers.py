@@ -12,7 +12,7 @@ from starlette.requests import Request
 from penstock.runtime.models.catalog import CONFIGS
 from penstock.service.server.front import Front, body_of
 from penstock.service.server.http.answer import Json
-from penstock.service.server.http.connection import exchange_of
+from penstock.service.server.http.exchange import exchange_of
 from penstock.service.server.http.faults import ApiError, ErrorKind, busy, invalid
 from penstock.service.server.pool.resident import Residency
 from penstock.service.server.served import ServedModel

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from penstock.metrics.exposition import Counter, Metric
 from penstock.service.server.front import Front
 from penstock.service.server.http.call import Call
-from penstock.service.server.http.connection import exchange_of
+from penstock.service.server.http.exchange import exchange_of
 from penstock.service.server.served import ServedModel
 from penstock.service.server.ui.live import LiveView
 from penstock.service.server.ui.tools import Tools

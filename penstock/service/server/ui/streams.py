@@ -17,9 +17,8 @@ from penstock.service.server.front import CallBook, Front, Prepared, caller_of
 from penstock.service.server.generation import Caller
 from penstock.service.server.http.body import convert
 from penstock.service.server.http.call import Failure
-from penstock.service.server.http.connection import KEY, exchange_of
+from penstock.service.server.http.exchange import KEY, exchange_of, random_hex
 from penstock.service.server.http.faults import ApiError, error_of_finish
-from penstock.service.server.http.relay import random_hex
 from penstock.service.server.openai.chat import prepare_chat
 from penstock.service.server.openai.protocol import REFUSED, ChatBody
 from penstock.service.server.ui.stream import EventAnswer
