@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from msgspec import Struct
 from starlette.requests import Request
@@ -85,34 +85,14 @@ class Prepared:
             return self.encoder.whole(call, None)
 
 
-class CallObserver(Protocol):
-    """Told of calls that run, beside the meters: the pages that show them."""
-
-    def enter(self, model: ServedModel, call: Call, scope: Mapping[str, Any]) -> None: ...
-
-    def leave(self, model: ServedModel, call: Call) -> None: ...
-
-
 @dataclass(slots=True)
 class CallBook:
-    """Where calls that run on connections are written down: the table of open ones, observers, spans, and bills."""
+    """Where calls that run on connections are written down: the table of open ones, spans, and bills."""
 
     calls: Calls = field(default_factory=Calls)
-    observers: list[CallObserver] = field(default_factory=list)
     tracer: SpanTracer | None = None
     bills: Bills | None = None
     """Where a gateway finds what answers took that were not sent to their end."""
-
-    @contextmanager
-    def observed(self, model: ServedModel, call: Call, scope: Mapping[str, Any]) -> Iterator[None]:
-        """While the call runs, and the meters still have it."""
-        for observer in self.observers:
-            observer.enter(model, call, scope)
-        try:
-            yield
-        finally:
-            for observer in self.observers:
-                observer.leave(model, call)
 
 
 class Counted:
@@ -148,7 +128,7 @@ class Counted:
         book.calls.enter(OpenCall(call, send, prepared.encoder.dialect, prepared.model.admission))
         meters.enter(call)
         try:
-            with book.observed(prepared.model, call, scope):
+            with prepared.model.observed(call, scope):
                 await answer(scope, receive, send)
         finally:
             if not answer.is_sent and book.bills is not None:

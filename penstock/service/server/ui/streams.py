@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import msgspec
 from starlette.requests import Request
 
-from penstock.service.server.front import CallBook, Front, Prepared, caller_of
+from penstock.service.server.front import Front, Prepared, caller_of
 from penstock.service.server.generation import Caller
 from penstock.service.server.http.body import convert
 from penstock.service.server.http.call import Failure
@@ -75,7 +75,7 @@ async def _answer(
             model.admission.enter(caller.tenant)
             try:
                 prepared = await prepare_chat(front, model, caller, chat)
-                await _tell(front.book, prepared, scope, partial(_put, news, index))
+                await _tell(prepared, scope, partial(_put, news, index))
             finally:
                 model.admission.leave(caller.tenant)
         news.put_nowait(("end", {"index": index}))
@@ -87,9 +87,9 @@ async def _answer(
         news.put_nowait(None)
 
 
-async def _tell(book: CallBook, prepared: Prepared, scope: dict[str, Any], put: Callable[[str, Any], None]) -> None:
+async def _tell(prepared: Prepared, scope: dict[str, Any], put: Callable[[str, Any], None]) -> None:
     model, encoder = prepared.model, prepared.encoder
-    with prepared.running() as call, book.observed(model, call, scope):
+    with prepared.running() as call, model.observed(call, scope):
         put("begin", {"request_id": exchange_of(scope).name})
         while not call.is_over:
             put("chunk", {"data": encoder.reporting(await call.news()).decode()})
