@@ -61,24 +61,24 @@ CHOSEN = (*SamplingDefaults._fields, "presence_penalty", "frequency_penalty", "m
 
 async def prepare(model: ServedModel, caller: Caller, generation: Generation) -> Call:
     """The call, checked against the model's limits."""
-    facts, tokenizer = model.facts, model.tokenizer
+    facts, text, tokenizer = model.facts, model.text, model.tokenizer
     if not facts.can_generate:
         raise invalid("this model makes vectors and generates no text", "model", "unsupported_model")
     prompt, asked = generation.prompt, generation.sampling
     if isinstance(prompt, Chat):
         rendered = await prompt_of_chat(model, prompt)
-        prompts, text, continues = [rendered.token_ids], rendered.text, False
+        prompts, written, continues = [rendered.token_ids], rendered.text, False
         is_begun = bool(prompt.begun)
         pins = await _pins(model, caller.tenant, prompt, rendered, generation.cache)
     else:
         _check_choices(prompt.given, asked.best_of or asked.n or 1)
         prompts = await prompts_of(model, prompt.given, generation.param, special=prompt.adds_special)
-        text, continues, is_begun, pins = "", True, True, ()
+        written, continues, is_begun, pins = "", True, True, ()
     if generation.kept_prompt_tokens is not None:
         prompts = [token_ids[-generation.kept_prompt_tokens :] for token_ids in prompts]
-    style = None if continues else model.text.style
-    is_open = style is not None and style.is_open(text)
-    form = await answer_form(model.text, generation, is_open=is_open)
+    style = None if continues else text.style
+    is_open = style is not None and style.is_open(written)
+    form = await answer_form(text, generation, is_open=is_open)
     sampling = sampling_params(model, asked, form.grammar)
     if caller.most is not None:
         sampling = within(caller.most, prompts, sampling)
@@ -193,15 +193,16 @@ def _check(requests: Sequence[Request], model: ServedModel, param: str) -> None:
 def sampling_params(model: ServedModel, asked: SamplingOptions, grammar: Grammar | None) -> SamplingParams:
     """What the client left open is as the model's makers would have it; ids are checked against the vocabulary."""
     asked_for = {name: value for name in CHOSEN if (value := getattr(asked, name)) is not None}
-    chosen = model.text.defaults._asdict() | asked_for
+    vocab_size, text = model.vocab_size, model.text
+    chosen = text.defaults._asdict() | asked_for
     chosen["top_k"] = max(chosen["top_k"], 0)  # clients send -1 for all
     for param in ("stop_token_ids", "allowed_token_ids"):
-        check_ids(getattr(asked, param) or (), model.vocab_size, param)
-    ends = () if asked.ignores_eos else model.tokenizer.eos_ids
+        check_ids(getattr(asked, param) or (), vocab_size, param)
+    ends = () if asked.ignores_eos else text.tokenizer.eos_ids
     seed = random_seed() if asked.seed is None else asked.seed
     return SamplingParams(
         **chosen,
-        logit_bias=_logit_bias(asked.logit_bias, model.vocab_size) if asked.logit_bias else (),
+        logit_bias=_logit_bias(asked.logit_bias, vocab_size) if asked.logit_bias else (),
         allowed_token_ids=tuple(asked.allowed_token_ids or ()),
         seed=seed if model.watermark is None else model.watermark.seed(seed),
         max_tokens=asked.max_tokens,
@@ -209,7 +210,7 @@ def sampling_params(model: ServedModel, asked: SamplingOptions, grammar: Grammar
         stop_token_ids=tuple({*ends, *(asked.stop_token_ids or ())}),
         logprobs=0 if asked.best_of and asked.num_logprobs is None else asked.num_logprobs,
         prompt_logprobs=asked.num_prompt_logprobs,
-        banned_sequences=model.tokenizer.spellings(asked.bad_words),
+        banned_sequences=text.tokenizer.spellings(asked.bad_words),
         n=asked.best_of or asked.n or 1,
         grammar=grammar,
     )
@@ -286,20 +287,22 @@ def check_size(model: ServedModel, texts: Iterable[str], param: str) -> None:
 
 async def prompt_of_chat(model: ServedModel, chat: Chat) -> PromptTokens:
     """The chat as the model's template writes it, and its tokens."""
-    template = model.text.template
+    text = model.text
+    template = text.template
     if template is None:
         raise invalid("this model has no chat template; use /v1/completions", "messages", "unsupported_model")
     tools = chat.tools if chat.tool_choice.mode != "none" else ()
-    messages, options = model.text.speech.conversation(
+    messages, options = text.speech.conversation(
         [template_message(message) for message in chat.messages], [tool.described for tool in tools]
     )
     texts = [content for message in messages if isinstance(content := message.get("content"), str)]
     size = sum(map(len, texts))
-    check_size(model, ["".join(texts)] if size > INLINE_CHARACTERS else (), "messages")
+    if size > INLINE_CHARACTERS:
+        check_size(model, ["".join(texts)], "messages")
     rendering = partial(
         tokenize_chat,
         template,
-        model.tokenizer,
+        text.tokenizer,
         messages,
         now=datetime.now(),
         add_generation_prompt=chat.adds_generation_prompt and not chat.continues_final,
@@ -310,7 +313,7 @@ async def prompt_of_chat(model: ServedModel, chat: Chat) -> PromptTokens:
     rendered = rendering() if size <= INLINE_CHARACTERS else await off_loop(rendering)
     if chat.begun:
         check_ids(chat.begun, model.vocab_size, "continue_token_ids")
-        begun = model.tokenizer.decode(chat.begun, skip_special=False)
+        begun = text.tokenizer.decode(chat.begun, skip_special=False)
         rendered = rendered._replace(token_ids=(*rendered.token_ids, *chat.begun), text=rendered.text + begun)
     return rendered._replace(token_ids=(*chat.earlier, *rendered.token_ids)) if chat.earlier else rendered
 
