@@ -250,7 +250,7 @@ class LLM:
         template = self.files.chat_template
         if template is None:
             raise ConfigError(f"{self.files.name} has no chat template: it completes text but was not made to chat")
-        messages, given = self._speech.conversation(messages, tools)
+        messages, given = template.conversation(messages, tools)
         return tokenize_chat(template, self.files.tokenizer, messages, add_generation_prompt=True, **given)
 
     def beam_search(

@@ -22,7 +22,7 @@ from penstock.service.server.generation import WHOLE, Caller, Delivery
 from penstock.service.server.http.answer import HttpAnswer, check_resumed
 from penstock.service.server.http.body import BodyReader
 from penstock.service.server.http.call import Call
-from penstock.service.server.http.calls import Calls, OpenCall
+from penstock.service.server.http.calls import Calls
 from penstock.service.server.http.exchange import RELAYED, ServerExchange, exchange_of
 from penstock.service.server.http.faults import ApiError, ErrorKind, invalid, shutting_down
 from penstock.service.server.http.trace import SpanTracer
@@ -52,8 +52,10 @@ class Begun(Generic[B]):
     @property
     def headers(self) -> list[tuple[bytes, bytes]]:
         """Names are a client's: what no header can hold is shown as a question mark."""
+        if not self.ignored:
+            return []
         names = "".join(c if c.isascii() and c.isprintable() else "?" for c in ", ".join(self.ignored)[:1000])
-        return [(IGNORED_HEADER, names.encode())] if self.ignored else []
+        return [(IGNORED_HEADER, names.encode())]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +100,8 @@ class CallBook:
 class Counted:
     """An answer that is watched and measured while it runs."""
 
-    def __init__(self, book: CallBook, prepared: Prepared, begun: Begun[Any]) -> None:
-        model, call = prepared.model, prepared.call
+    def __init__(self, front: "Front", prepared: Prepared, begun: Begun[Any]) -> None:
+        book, model, call = front.book, prepared.model, prepared.call
         call.reports_progress = prepared.delivery.reports_progress
         call.load_s = begun.load_s
         call.arrival_s -= begun.load_s  # what its client has waited is counted
@@ -107,8 +109,8 @@ class Counted:
         self._prepared = prepared
         self._caller = begun.caller
         headers = [*model.admission.limits(begun.caller.tenant), *begun.headers]
-        times, retry_after_s = model.meters.timings, model.admission.retry_after_s
-        self._answer = HttpAnswer(call, prepared.encoder, prepared.delivery, times, retry_after_s, headers)
+        times, admission = model.meters.timings, model.admission
+        self._answer = HttpAnswer(call, prepared.encoder, prepared.delivery, times, admission, book.calls, headers)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         book, prepared = self._book, self._prepared
@@ -125,7 +127,6 @@ class Counted:
         elif relayed is not None and relayed.resumed is not None:
             check_resumed(relayed.resumed, len(call.writers), prepared.model.vocab_size, prepared.model.max_context)
         exchange_of(scope).call = call
-        book.calls.enter(OpenCall(call, send, prepared.encoder.dialect, prepared.model.admission))
         meters.enter(call)
         try:
             with prepared.model.observed(call, scope):
@@ -133,7 +134,6 @@ class Counted:
         finally:
             if not answer.is_sent and book.bills is not None:
                 book.bills.for_call(self._caller, prepared.model.known_name, call)
-            book.calls.leave(call)
             if book.tracer is not None:
                 exchange_of(scope).timings = meters.timings(call)
             meters.leave(call)
@@ -318,9 +318,6 @@ class Front:
         model.admission.enter(tenant)
         exchange.model = model.known_name
         exchange.leave = partial(model.admission.leave, tenant)
-
-    def answer(self, prepared: Prepared, begun: Begun[Any]) -> Counted:
-        return Counted(self.book, prepared, begun)
 
 
 async def body_of(request: Request, type_: type[B], refused: Mapping[str, str] | None = None) -> B:

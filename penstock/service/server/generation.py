@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from penstock.runtime.text.tools.words import Tool
+from penstock.runtime.text.tools.grammar import Tool
 from penstock.service.marks import TokenBound
 
 

@@ -19,7 +19,7 @@ from penstock.errors import ModelFileError, RequestError
 from penstock.runtime.text.template.budget import MAX_DEPTH, Budget, TemplateLimitError, size_of
 from penstock.runtime.text.template.meter import RefusedNode
 from penstock.runtime.text.template.sandbox import Clock, Sandbox, TemplateRefusal
-from penstock.runtime.text.template.shape import TemplateShape, probe
+from penstock.runtime.text.template.shape import TemplateShape, calls_as_text, described, probe
 from penstock.runtime.text.tokenizer.tokenizer import Tokenizer, read_json
 
 MAX_SOURCE_CHARACTERS = 1 << 17
@@ -96,6 +96,15 @@ class ChatTemplate:
     def variables(self) -> frozenset[str]:
         """Names a request may set: those the template reads, less those that are not a request's to set."""
         return self._template(self._name(None, has_tools=False)).variables
+
+    def conversation(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> tuple[Sequence[Mapping[str, Any]], dict[str, Any]]:
+        """The messages to render, and what else to render them with: tools and calls that it does not know are texts."""
+        source = self.tool_source if tools else self.source
+        if tools and "tools" not in source:
+            return described(messages, tools), {}
+        return messages if "tool_calls" in source else calls_as_text(messages), {"tools": list(tools)} if tools else {}
 
     def render(
         self,

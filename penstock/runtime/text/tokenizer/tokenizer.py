@@ -95,9 +95,11 @@ class Tokenizer:
     def spellings(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """Words as the runs of tokens they are: at the beginning of a text, and after a space. A text may still be written in
         other tokens than its own; that is rare."""
+        if not words:
+            return ()
         texts = [text for word in words for text in (word, " " + word.lstrip())]
-        runs = [tuple(run) for run in self.encode_batch(texts, special=False, parse_special=False)] if texts else []
-        return tuple(dict.fromkeys(run for run in runs if run))
+        runs = self.encode_batch(texts, special=False, parse_special=False)
+        return tuple(dict.fromkeys(tuple(run) for run in runs if run))
 
     def at_least(self, text: str) -> int:
         """A number of tokens that `text` has at least, found without encoding it; 0 where nothing is known.

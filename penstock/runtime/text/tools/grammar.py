@@ -6,14 +6,38 @@ are forced.
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.runtime.text.grammar.closing import closed
 from penstock.runtime.text.grammar.compose import COMPOSED, TEXT_RULE, Markers, composed
 from penstock.runtime.text.grammar.kinds import quoted, schema_text, translate
 from penstock.runtime.text.grammar.limits import parse_schema
 from penstock.runtime.text.tools.formats import HeadedCall, JsonCall, PythonCall, TaggedCall, ToolFormat
-from penstock.runtime.text.tools.words import Tool
+
+
+class Tool(NamedTuple):
+    """A function that the model may call."""
+
+    name: str
+    description: str = ""
+    parameters: Mapping[str, Any] | None = None
+    """JSON schema of its arguments."""
+    is_strict: bool = False
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """As templates read it."""
+        parameters = dict(self.parameters or {"type": "object"})
+        return {
+            "type": "function",
+            "function": {"name": self.name, "description": self.description, "parameters": parameters},
+        }
+
+    def is_text(self, argument: str) -> bool:
+        """The argument is a text by the schema."""
+        properties = (self.parameters or {}).get("properties")
+        own = properties.get(argument) if isinstance(properties, Mapping) else None
+        return isinstance(own, Mapping) and own.get("type") == "string"
 
 
 def tools_grammar(

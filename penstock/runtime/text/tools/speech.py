@@ -1,4 +1,4 @@
-"""All that one model needs for tools: how they are described to it, what constrains its answer, how its calls are parsed."""
+"""All that one model needs for calls of tools: what constrains its answer, and how its calls are parsed."""
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
@@ -10,9 +10,8 @@ from penstock.runtime.text.stream.segments import MakeContentParser
 from penstock.runtime.text.template.chat import ChatTemplate
 from penstock.runtime.text.tokenizer.tokenizer import Tokenizer
 from penstock.runtime.text.tools.formats import FALLBACK, format_of_template
-from penstock.runtime.text.tools.grammar import tools_grammar
+from penstock.runtime.text.tools.grammar import Tool, tools_grammar
 from penstock.runtime.text.tools.parser import ToolParser
-from penstock.runtime.text.tools.words import Tool, calls_as_text, described
 
 Described = Mapping[str, Any]
 """A tool as OpenAI's API describes it: `{"type": "function", "function": {"name", "description", "parameters", "strict"}}`."""
@@ -21,9 +20,7 @@ Described = Mapping[str, Any]
 class ToolSpeech:
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None) -> None:
         self._tokenizer = tokenizer
-        self._source = "" if template is None else template.source
-        self._tool_source = "" if template is None else template.tool_source
-        self.format = format_of_template(self._tool_source) or FALLBACK
+        self.format = (format_of_template(template.tool_source) if template is not None else None) or FALLBACK
 
     @cached_property
     def markers(self) -> Markers:
@@ -33,17 +30,6 @@ class ToolSpeech:
     def visible(self) -> tuple[str, ...]:
         """Special tokens that the parser has to see."""
         return tuple(token for marker in self.format.markers for token in self.markers.tokens_in(marker))
-
-    def conversation(
-        self, messages: Sequence[Described], tools: Sequence[Described] = ()
-    ) -> tuple[Sequence[Described], dict[str, Any]]:
-        """The messages, and what else the template is given."""
-        source = self._tool_source if tools else self._source
-        if tools and "tools" not in source:
-            return described(messages, tools), {}
-        if "tool_calls" not in source:
-            messages = calls_as_text(messages)
-        return messages, {"tools": list(tools)} if tools else {}
 
     def grammar(
         self,

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from penstock.runtime.text.tools.words import Tool
+from penstock.runtime.text.tools.grammar import Tool
 from penstock.service.server.anthropic.protocol import Block, CacheControl, CountBody, MessagesBody, ToolParam
 from penstock.service.server.generation import (
     TEXT,

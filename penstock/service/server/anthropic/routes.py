@@ -19,7 +19,7 @@ from penstock.service.server.served import ServedModel
 async def create_message(request: Request) -> Counted:
     front: Front = request.app.state.front
     begun = await front.begin(request, MessagesBody, REFUSED, delivery_of)
-    return front.answer(await prepare_message(front, begun.model, begun.caller, begun.body), begun)
+    return Counted(front, await prepare_message(front, begun.model, begun.caller, begun.body), begun)
 
 
 async def prepare_message(front: Front, model: ServedModel, caller: Caller, body: MessagesBody) -> Prepared:

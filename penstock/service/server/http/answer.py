@@ -18,7 +18,9 @@ from penstock.runtime.core.batch import FinishReason
 from penstock.service import marks
 from penstock.service.server.dialect import AnswerEncoder
 from penstock.service.server.generation import Delivery
+from penstock.service.server.http.admission import Admission
 from penstock.service.server.http.call import Call, Failure, Piece, Pipe
+from penstock.service.server.http.calls import Calls, OpenCall
 from penstock.service.server.http.connection import until_gone
 from penstock.service.server.http.exchange import RELAYED
 from penstock.service.server.http.faults import error_of_finish, invalid, log_fault
@@ -67,7 +69,9 @@ class HttpAnswer:
     _delivery: Delivery
     _timings: Callable[[Call], dict[str, float]]
     """Asked for the times of the call when it has ended."""
-    _retry_after_s: Callable[[], int]
+    _admission: Admission
+    _calls: Calls
+    """Watches over it while it is sent in parts."""
     _headers: list[tuple[bytes, bytes]]
     is_sent: bool = False
     """All of it is on its way, with what it took."""
@@ -90,9 +94,10 @@ class HttpAnswer:
         except Failure as failure:
             if failure.finish.reason is FinishReason.CANCELLED:
                 return  # nobody listens
-            raise error_of_finish(failure.finish, self._retry_after_s()) from None
+            raise error_of_finish(failure.finish, self._admission.retry_after_s()) from None
         finally:
             watcher.cancel()
+            self._calls.leave(call)
             call.close()
 
     def _pass_over(self, tokens: Mapping[int, Sequence[int]]) -> None:
@@ -141,7 +146,7 @@ class HttpAnswer:
             headers.append((marks.RELAY_HEADER, b"1"))
             report = partial(copy_context().run, marker.marked(encoder.reporting))
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        call.is_streaming = True
+        self._calls.enter(OpenCall(call, send, encoder.dialect, self._admission))
         try:
             data = b"" if self._is_resumed else encoder.opening(call)
             if pieces:
@@ -155,7 +160,7 @@ class HttpAnswer:
                 pieces = await call.news()
                 if pieces:
                     await self._write(send, report(pieces))
-            call.is_streaming = False
+            self._calls.leave(call)
             await self._before_end()
             data = encoder.closing(call, self._timings(call) if self._delivery.reports_timings else None)
             if marker is not None:
@@ -165,7 +170,7 @@ class HttpAnswer:
         except Failure as failure:
             if failure.finish.reason is FinishReason.CANCELLED:
                 return
-            error = error_of_finish(failure.finish, self._retry_after_s())
+            error = error_of_finish(failure.finish, self._admission.retry_after_s())
             log_fault(error, self._scope)
             data = encoder.failing(error)
             if marker is not None and error.status < 500:  # else another replica may do better: the router sees no end

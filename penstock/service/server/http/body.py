@@ -130,6 +130,8 @@ async def read_body(request: Request, limits: BodyLimits, account: BodyAccount |
     try:
         async with asyncio.timeout(GRACE_S) as patience:
             async for part in request.stream():
+                if not part:  # its end
+                    continue
                 scan.take(part)
                 if account is not None:
                     account.add(len(part))

@@ -185,8 +185,6 @@ class Call:
         """Since when a write to the client has been waiting."""
         self.reports_progress = False
         """Its client asked to be told how far it is while it waits."""
-        self.is_streaming = False
-        """Its headers have been sent and events follow."""
         self.is_marked = False
         """A router reads the stream: every write ends in a mark."""
         self.wrote_s = self.arrival_s

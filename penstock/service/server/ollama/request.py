@@ -4,7 +4,7 @@ import math
 
 import msgspec
 
-from penstock.runtime.text.tools.words import Tool
+from penstock.runtime.text.tools.grammar import Tool
 from penstock.service.server.generation import (
     TEXT,
     CacheHints,

@@ -37,7 +37,7 @@ async def chat(request: Request) -> Counted | Json:
     if not begun.body.messages:
         return _nothing_asked(front, request, begun, {"message": {"role": "assistant", "content": ""}})
     generation = chat_generation(begun.body)
-    return front.answer(await _prepared(begun.model, begun.caller, begun.body, generation, is_chat=True), begun)
+    return Counted(front, await _prepared(begun.model, begun.caller, begun.body, generation, is_chat=True), begun)
 
 
 async def generate(request: Request) -> Counted | Json:
@@ -54,7 +54,7 @@ async def _generated(front: Front, begun: "Begun[GenerateBody]") -> Counted:
         generation = _infill(begun.model, body)
     else:
         generation = prompt_generation(body, tuple(body.context or ()))
-    return front.answer(await _prepared(begun.model, begun.caller, body, generation, is_chat=False), begun)
+    return Counted(front, await _prepared(begun.model, begun.caller, body, generation, is_chat=False), begun)
 
 
 async def _prepared(

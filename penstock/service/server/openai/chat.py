@@ -37,7 +37,7 @@ from penstock.service.server.usage import usage_of, what_is_forgotten
 async def complete_chat(request: Request) -> Counted:
     front: Front = request.app.state.front
     begun = await front.begin(request, ChatBody, REFUSED, delivery_of)
-    return front.answer(await prepare_chat(front, begun.model, begun.caller, begun.body), begun)
+    return Counted(front, await prepare_chat(front, begun.model, begun.caller, begun.body), begun)
 
 
 async def prepare_chat(front: Front, model: ServedModel, caller: Caller, body: ChatBody) -> Prepared:

@@ -22,7 +22,7 @@ from penstock.service.server.served import ServedModel
 async def complete_text(request: Request) -> Counted:
     front: Front = request.app.state.front
     begun = await front.begin(request, CompletionBody, REFUSED, delivery_of)
-    return front.answer(await prepare_text(front, begun.model, begun.caller, begun.body), begun)
+    return Counted(front, await prepare_text(front, begun.model, begun.caller, begun.body), begun)
 
 
 async def prepare_text(front: Front, model: ServedModel, caller: Caller, body: CompletionBody) -> Prepared:

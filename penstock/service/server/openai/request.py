@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from penstock.runtime.text.tools.words import Tool
+from penstock.runtime.text.tools.grammar import Tool
 from penstock.service.server.generation import (
     TEXT,
     Beams,

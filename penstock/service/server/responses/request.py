@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from penstock.runtime.text.tools.words import Tool
+from penstock.runtime.text.tools.grammar import Tool
 from penstock.service.server.generation import (
     TEXT,
     Chat,

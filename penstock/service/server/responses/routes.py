@@ -55,7 +55,7 @@ async def create_response(request: Request) -> "Counted | Json | Followed":
     if body.background:
         return await _in_background(service, begun, items)
     prepared, _ = await prepare_response(service, begun.model, begun.caller, body, items)
-    return front.answer(prepared, begun)
+    return Counted(front, prepared, begun)
 
 
 async def prepare_response(
