@@ -6,7 +6,8 @@ has to wait longer gets its headers and then comments, which tell proxies and cl
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from contextlib import aclosing
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
@@ -219,6 +220,21 @@ class Plain:
             headers = [*headers, (marks.USAGE_HEADER, b"%d %d %d" % relayed.count)]
         await send({"type": "http.response.start", "status": self._status, "headers": headers})
         await send({"type": "http.response.body", "body": self._body})
+
+
+class Parts:
+    """An answer of unknown end: its parts are sent as they come."""
+
+    def __init__(self, parts: AsyncGenerator[bytes, None], headers: Iterable[tuple[bytes, bytes]]) -> None:
+        self._parts = parts
+        self._headers = list(headers)
+
+    async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
+        async with aclosing(self._parts):
+            await send({"type": "http.response.start", "status": 200, "headers": self._headers})
+            async for part in self._parts:
+                await send({"type": "http.response.body", "body": part, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
 
 
 class Json(Plain):

@@ -97,12 +97,8 @@ def keep_alive_s(given: str | float | int | None) -> float | None:
         return None
     seconds = duration_s(given) if isinstance(given, str) else float(given)
     if seconds is None or not math.isfinite(seconds):
-        raise _bad_duration()
+        raise invalid('keep_alive must be a duration such as "10m", or a number of seconds', "keep_alive")
     return seconds
-
-
-def _bad_duration() -> Exception:
-    return invalid('keep_alive must be a duration such as "10m", or a number of seconds', "keep_alive")
 
 
 def _message(message: OllamaMessage, number: int) -> ChatMessage:
