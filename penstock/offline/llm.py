@@ -25,7 +25,6 @@ from penstock.runtime.layers.encoder import Encoder
 from penstock.runtime.models.spec import ModelSpec
 from penstock.runtime.sizing import OFFLINE_STEP_S, Sizing
 from penstock.runtime.text.beam import Beam, BeamRules, Ranked, TokenIds, beam_search
-from penstock.runtime.text.grammar.compose import after_thoughts, thoughts_of
 from penstock.runtime.text.stream.reasoning import ReasoningStyle
 from penstock.runtime.text.stream.stop import StopSet
 from penstock.runtime.text.stream.stream import TextRules, TextStream
@@ -220,15 +219,15 @@ class LLM:
         prompt = self._tokenize_chat(messages, tools)
         style = self._reasoning_style
         rules = TextRules(style=style, is_open=style is not None and style.is_open(prompt.text))
+        known = [tool_of(tool) for tool in tools]
+        content = None if params.grammar is None else (params.grammar.kind, params.grammar.source)
+        held = self._speech.held(
+            None if tools else content, known, style, is_required=requires_call, is_open=rules.is_open
+        )
+        if held is not None:
+            params = replace(params, grammar=Grammar(*held))
         if tools:
-            known = [tool_of(tool) for tool in tools]
             rules = rules._replace(make_parser=self._speech.parser(known), markers=self._speech.visible)
-            params = replace(params, grammar=Grammar(*self._speech.grammar(known, is_required=requires_call)))
-        if params.grammar is not None and style is not None:
-            thoughts = thoughts_of(style, is_open=rules.is_open)
-            thoughts = thoughts._replace(before="") if tools else thoughts
-            grammar = after_thoughts(params.grammar.kind, params.grammar.source, thoughts, self._speech.markers)
-            params = replace(params, grammar=Grammar(*grammar))
         news: deque[News] = deque()
         yield from self._run([self._prepare(prompt.token_ids, params, news, rules, adapter)], news)
 

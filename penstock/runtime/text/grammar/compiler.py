@@ -13,9 +13,8 @@ from functools import cached_property
 from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
 
 from penstock.errors import RequestError
-from penstock.runtime.text.grammar.faults import fault_of
 from penstock.runtime.text.grammar.kinds import translate
-from penstock.runtime.text.grammar.matcher import GrammarMatcher
+from penstock.runtime.text.grammar.matcher import GrammarMatcher, fault_of
 from penstock.runtime.text.grammar.vocabulary import few_tokens
 from penstock.runtime.text.tokenizer.tokenizer import Tokenizer
 

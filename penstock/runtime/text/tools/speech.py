@@ -5,7 +5,8 @@ from functools import cached_property, partial
 from typing import Any
 
 from penstock.errors import RequestError
-from penstock.runtime.text.grammar.compose import Markers
+from penstock.runtime.text.grammar.compose import Markers, after_thoughts, thoughts_of
+from penstock.runtime.text.stream.reasoning import ReasoningStyle
 from penstock.runtime.text.stream.segments import MakeContentParser
 from penstock.runtime.text.template.chat import ChatTemplate
 from penstock.runtime.text.tokenizer.tokenizer import Tokenizer
@@ -31,18 +32,30 @@ class ToolSpeech:
         """Special tokens that the parser has to see."""
         return tuple(token for marker in self.format.markers for token in self.markers.tokens_in(marker))
 
-    def grammar(
+    def held(
         self,
-        tools: Sequence[Tool],
+        content: tuple[str, str] | None,
+        tools: Sequence[Tool] = (),
+        style: ReasoningStyle | None = None,
         *,
         is_required: bool = False,
         is_parallel: bool = True,
-        content: tuple[str, str] | None = None,
-    ) -> tuple[str, str]:
-        """Kind and source of what an answer with these tools is held to; see `tools_grammar`."""
-        return tools_grammar(
-            self.format, tools, self.markers, is_required=is_required, is_parallel=is_parallel, content=content
-        )
+        is_open: bool = False,
+        max_thoughts: int | None = None,
+    ) -> tuple[str, str] | None:
+        """What an answer is held to once its reasoning has ended, as a grammar's kind and source: to calls of tools, to what
+        its content must be; None where it may be anything."""
+        grammar = content
+        if tools:
+            grammar = tools_grammar(
+                self.format, tools, self.markers, is_required=is_required, is_parallel=is_parallel, content=content
+            )
+        if style is None or (grammar is None and max_thoughts is None):
+            return grammar
+        thoughts = thoughts_of(style, is_open=is_open, max_tokens=max_thoughts)
+        if tools:
+            thoughts = thoughts._replace(before="")
+        return after_thoughts(grammar, thoughts, self.markers)
 
     def parser(self, tools: Sequence[Tool]) -> MakeContentParser:
         return partial(ToolParser, self.format, partial(_is_text, {tool.name: tool for tool in tools}))
