@@ -68,6 +68,8 @@ async def answer_form(text: Text, generation: Generation, *, is_open: bool) -> A
     tools = () if chat is None or chat.tool_choice.mode == "none" else chat.tools
     if chat is not None and not tools and chat.tool_choice.mode == "required":
         raise invalid("tool_choice asks for a call but there are no tools; send some", "tool_choice")
+    if content is None and not tools and budget is None:
+        return AnswerForm()
     choice = ANY_TOOL if chat is None else chat.tool_choice
     try:
         pair = text.speech.held(

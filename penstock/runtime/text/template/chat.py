@@ -56,6 +56,10 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens or {})
         self._sandbox = Sandbox()
         self._compiled: dict[str, _Compiled] = {}
+        self.source = self._sources[self._name(None, has_tools=False)]
+        """The template that is used where none is named."""
+        self.tool_source = self._sources[self._name(None, has_tools=True)]
+        """The template that is used where there are tools."""
         self._template(self._name(None, has_tools=False))
 
     @classmethod
@@ -81,16 +85,6 @@ class ChatTemplate:
         files |= {file.stem: file for file in sorted((directory / "additional_chat_templates").glob("*.jinja"))}
         sources |= {name: _read_text(file) for name, file in files.items() if file.is_file()}
         return cls(sources, special_tokens=tokenizer.special_tokens) if sources else None
-
-    @property
-    def source(self) -> str:
-        """The template that is used where none is named."""
-        return self._sources[self._name(None, has_tools=False)]
-
-    @property
-    def tool_source(self) -> str:
-        """The template that is used where there are tools."""
-        return self._sources[self._name(None, has_tools=True)]
 
     @property
     def variables(self) -> frozenset[str]:
