@@ -6,6 +6,7 @@ are is known when all have ended: a stream tells them then.
 """
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 from starlette.requests import Request
@@ -68,8 +69,12 @@ class ChoicesEncoder:
             "model": model.name,
             "system_fingerprint": front.fingerprint,
         }
-        self._begin = b"data: " + sse.quoted(self._head | chunk)[:-1] + b',"choices":'
+        self._chunk = chunk
         self._end = b"}]" + (b',"usage":null' if self._has_usage else b"") + b"}\n\n"
+
+    @cached_property
+    def _begin(self) -> bytes:
+        return b"data: " + sse.quoted(self._head | self._chunk)[:-1] + b',"choices":'
 
     def closing(self, call: Call, timings: dict[str, float] | None) -> bytes:
         if not self._has_usage:
@@ -121,8 +126,11 @@ class ChatEncoder(ChoicesEncoder):
         self._num_top = num_top
         self._calls = FUNCTION_WORDS if body.functions else TOOL_WORDS
         self._kept: list[list[Piece]] = [[] for _ in range(self._num_choices)]
-        self._starts = [self._begin + b'[{"index":%d,"delta":{"content":' % index for index in range(self._num_choices)]
         self._plain_end = b'},"logprobs":null,"finish_reason":null' + self._end
+
+    @cached_property
+    def _starts(self) -> list[bytes]:
+        return [self._begin + b'[{"index":%d,"delta":{"content":' % index for index in range(self._num_choices)]
 
     def opening(self, call: Call) -> bytes:
         delta = b'{"role":"assistant","content":"","refusal":null}'

@@ -1,6 +1,7 @@
 """/v1/completions: prompts in, their continuations out; with `echo` and `logprobs` as evaluation harnesses need them."""
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 from starlette.requests import Request
@@ -82,7 +83,10 @@ class CompletionEncoder(ChoicesEncoder):
         ]
         self._prompt_logprobs: list[list[Logprob]] = [[] for _ in prompts]
         self._plain_end = b',"logprobs":null,"finish_reason":null' + self._end
-        self._starts = [self._begin + b'[{"index":%d,"text":' % index for index in range(count)]
+
+    @cached_property
+    def _starts(self) -> list[bytes]:
+        return [self._begin + b'[{"index":%d,"text":' % index for index in range(len(self._kept))]
 
     def opening(self, call: Call) -> bytes:
         """Nothing; with `echo`, the prompts, unless their log probabilities have to come with them."""
