@@ -255,11 +255,11 @@ class Front:
     ) -> Begun[B]:
         """Read a request for work that there is room for, and have its model ready."""
         self.health.check_open()
-        caller = caller_of(request)
-        if self.models.only is not None and self.pool is None:  # refused before a byte of the body is read
-            self.models.only.admission.check(caller.tenant)
+        exchange, caller = exchange_of(request.scope), caller_of(request)
+        only = self.models.only
+        if only is not None and self.pool is None:  # refused before a byte of the body is read
+            only.admission.check(caller.tenant)
         body, ignored = await self.bodies.read(request, type_, refused)
-        exchange = exchange_of(request.scope)
         exchange.read_s = read_s = time.monotonic()
         model = self.models.find(getattr(body, "model", None))
         if self.pool is None:

@@ -196,8 +196,8 @@ def sampling_params(model: ServedModel, asked: SamplingOptions, grammar: Grammar
     vocab_size, text = model.vocab_size, model.text
     chosen = text.defaults._asdict() | asked_for
     chosen["top_k"] = max(chosen["top_k"], 0)  # clients send -1 for all
-    for param in ("stop_token_ids", "allowed_token_ids"):
-        check_ids(getattr(asked, param) or (), vocab_size, param)
+    check_ids(asked.stop_token_ids or (), vocab_size, "stop_token_ids")
+    check_ids(asked.allowed_token_ids or (), vocab_size, "allowed_token_ids")
     ends = () if asked.ignores_eos else text.tokenizer.eos_ids
     seed = random_seed() if asked.seed is None else asked.seed
     return SamplingParams(

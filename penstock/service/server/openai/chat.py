@@ -20,7 +20,7 @@ from penstock.runtime.text.stream.segments import (
 )
 from penstock.service.server.dialect import AnswerEncoder, Dialect
 from penstock.service.server.front import Counted, Front, Prepared
-from penstock.service.server.generation import Caller
+from penstock.service.server.generation import Caller, Generation
 from penstock.service.server.http import sse
 from penstock.service.server.http.call import Call, Piece
 from penstock.service.server.http.exchange import random_hex, unix_time
@@ -29,7 +29,7 @@ from penstock.service.server.openai.calls import FUNCTION_WORDS, TOOL_WORDS
 from penstock.service.server.openai.dialect import DIALECT
 from penstock.service.server.openai.logprobs import chat_entries
 from penstock.service.server.openai.protocol import REFUSED, ChatBody, Sampling
-from penstock.service.server.openai.request import best_of, chat_generation, check_strictly, delivery_of
+from penstock.service.server.openai.request import chat_generation, check_strictly, delivery_of
 from penstock.service.server.prepare import prepare
 from penstock.service.server.served import ServedModel
 from penstock.service.server.usage import usage_of, what_is_forgotten
@@ -47,7 +47,7 @@ async def prepare_chat(front: Front, model: ServedModel, caller: Caller, body: C
     generation = chat_generation(body)
     call = await prepare(model, caller, generation)
     encoder = ChatEncoder(front, model, body, generation.sampling.num_logprobs)
-    return Prepared(model, call, with_best(encoder, body, generation.sampling.num_logprobs), delivery_of(body))
+    return Prepared(model, call, with_best(encoder, generation, body.n or 1), delivery_of(body))
 
 
 class ChoicesEncoder:
@@ -282,9 +282,9 @@ def _mean_logprob(pieces: list[Piece]) -> float:
     return sum(logprobs) / max(len(logprobs), 1)
 
 
-def with_best(encoder: AnswerEncoder, body: Sampling, num_logprobs: int | None) -> AnswerEncoder:
+def with_best(encoder: AnswerEncoder, generation: Generation, num_kept: int) -> AnswerEncoder:
     """The encoder, told the likeliest answers alone where more are drawn."""
-    num_drawn = best_of(body)
-    if num_drawn is None:
+    asked = generation.sampling
+    if asked.best_of is None:
         return encoder
-    return BestOf(encoder, num_drawn, body.n or 1, shows_logprobs=num_logprobs is not None)
+    return BestOf(encoder, asked.best_of, num_kept, shows_logprobs=asked.num_logprobs is not None)

@@ -29,9 +29,10 @@ async def complete_text(request: Request) -> Counted:
 async def prepare_text(front: Front, model: ServedModel, caller: Caller, body: CompletionBody) -> Prepared:
     if front.config.strict:
         check_strictly(body)
-    call = await prepare(model, caller, text_generation(body))
+    generation = text_generation(body)
+    call = await prepare(model, caller, generation)
     encoder = CompletionEncoder(front, model, body, call.prompts)
-    return Prepared(model, call, with_best(encoder, body, body.logprobs), delivery_of(body))
+    return Prepared(model, call, with_best(encoder, generation, body.n or 1), delivery_of(body))
 
 
 def text_generation(body: CompletionBody) -> Generation:

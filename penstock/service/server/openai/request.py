@@ -123,7 +123,7 @@ def sampling_options(
     stops = () if body.stop is None else (body.stop,) if isinstance(body.stop, str) else tuple(body.stop)
     return SamplingOptions(
         **{name: getattr(body, name) for name in SAME},
-        best_of=best_of(body),
+        best_of=_best_of(body),
         beams=_beams(body),
         bad_words=tuple(body.bad_words or ()),
         max_tokens=max_tokens,
@@ -136,7 +136,7 @@ def sampling_options(
     )
 
 
-def best_of(body: Sampling) -> int | None:
+def _best_of(body: Sampling) -> int | None:
     """More than are told; None where there is nothing to choose. For a beam search it is another word for its width."""
     if body.best_of is not None and body.best_of < (body.n or 1):
         raise invalid(f"best_of is {body.best_of}, fewer than n; raise it", "best_of")
