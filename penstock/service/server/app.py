@@ -184,9 +184,9 @@ def _trace(front: Front, scope: dict[str, Any], status: int, start_s: float) -> 
     """Tell the collector, if there is one, of a request for work; a fault in telling is nobody else's."""
     if front.book.tracer is None or scope["method"] != "POST":
         return
-    model = exchange_of(scope).model or front.models.first.known_name
+    model = exchange_of(scope).model or front.models.first
     try:
-        front.book.tracer.report(scope, _path(scope), status, start_s, model)
+        front.book.tracer.report(scope, _path(scope), status, start_s, model.known_name)
     except Exception as error:
         LOGGER.warning("a span is lost: %s", type(error).__name__)
 

@@ -316,7 +316,7 @@ class Front:
 
     def _enter(self, exchange: ServerExchange, model: ServedModel, tenant: str) -> None:
         model.admission.enter(tenant)
-        exchange.model = model.known_name
+        exchange.model = model
         exchange.leave = partial(model.admission.leave, tenant)
 
 

@@ -69,7 +69,7 @@ async def prepare(model: ServedModel, caller: Caller, generation: Generation) ->
         rendered = await prompt_of_chat(model, prompt)
         prompts, written, continues = [rendered.token_ids], rendered.text, False
         is_begun = bool(prompt.begun)
-        pins = await _pins(model, caller.tenant, prompt, rendered, generation.cache)
+        pins = await _pins(model, caller.tenant, prompt, rendered, generation.cache) if generation.cache.pins else ()
     else:
         _check_choices(prompt.given, asked.best_of or asked.n or 1)
         prompts = await prompts_of(model, prompt.given, generation.param, special=prompt.adds_special)
@@ -136,7 +136,7 @@ async def _pins(
     model: ServedModel, tenant: str, chat: Chat, prompt: PromptTokens, hints: CacheHints
 ) -> tuple[tuple[int, float], ...]:
     """What of the prompt is kept in the prefix cache, and how long: as asked, as far as there is room."""
-    if not hints.pins or chat.earlier:
+    if chat.earlier:
         return ()
     wanted = tuple([(await _num_tokens_of(model, chat, prompt, pin.num_messages), pin.ttl_s) for pin in hints.pins])
     facts = model.facts

@@ -38,7 +38,8 @@ class ServerExchange:
     """What a router that is believed says of it."""
     read_s: float | None = None
     """When its body was there."""
-    model: str = ""
+    model: Any = None
+    """The served model that answers."""
     leave: Callable[[], None] | None = None
     """Gives its place back."""
     call: Any = None
