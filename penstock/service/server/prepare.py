@@ -20,7 +20,7 @@ from penstock.runtime.text.template.shape import object_in
 from penstock.runtime.text.template.shield import PromptTokens, tokenize_chat
 from penstock.runtime.text.tokenizer.tokenizer import Tokenizer
 from penstock.service.edge.memory import trim_memory
-from penstock.service.server.beams import beam_search
+from penstock.service.server.best import BestCall, beam_search
 from penstock.service.server.forms import answer_form
 from penstock.service.server.generation import (
     CacheHints,
@@ -118,6 +118,9 @@ async def prepare(model: ServedModel, caller: Caller, generation: Generation) ->
     )
     if asked.beams is not None:
         return beam_search(model, requests, rules, asked.beams)
+    if asked.best_of is not None:
+        shows_logprobs = asked.num_logprobs is not None
+        return BestCall(model.client, tokenizer, requests, rules, asked.n or 1, shows_logprobs=shows_logprobs)
     return Call(model.client, tokenizer, requests, rules)
 
 

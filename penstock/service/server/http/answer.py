@@ -159,7 +159,7 @@ class HttpAnswer:
                 call.report_at_once(pipe, report)
             while not call.is_over:
                 pieces = await call.news()
-                if pieces:
+                if pieces or marker is not None:
                     await self._write(send, report(pieces))
             self._calls.leave(call)
             await self._before_end()

@@ -12,7 +12,7 @@ from penstock.service.server.generation import CacheHints, Caller, Generation, T
 from penstock.service.server.http import sse
 from penstock.service.server.http.call import Call, Piece
 from penstock.service.server.http.faults import invalid, unsupported
-from penstock.service.server.openai.chat import ChoicesEncoder, with_best
+from penstock.service.server.openai.chat import ChoicesEncoder
 from penstock.service.server.openai.logprobs import CompletionLogprobs
 from penstock.service.server.openai.protocol import REFUSED, CompletionBody
 from penstock.service.server.openai.request import check_strictly, delivery_of, output_form, sampling_options
@@ -29,10 +29,9 @@ async def complete_text(request: Request) -> Counted:
 async def prepare_text(front: Front, model: ServedModel, caller: Caller, body: CompletionBody) -> Prepared:
     if front.config.strict:
         check_strictly(body)
-    generation = text_generation(body)
-    call = await prepare(model, caller, generation)
+    call = await prepare(model, caller, text_generation(body))
     encoder = CompletionEncoder(front, model, body, call.prompts)
-    return Prepared(model, call, with_best(encoder, generation, body.n or 1), delivery_of(body))
+    return Prepared(model, call, encoder, delivery_of(body))
 
 
 def text_generation(body: CompletionBody) -> Generation:

@@ -1,12 +1,12 @@
-"""A call that is answered by beam search.
+"""Calls whose answers are the best of more: of several that are drawn, or of the beams of a search.
 
-Each step of the search asks the engine what may follow every living beam, as requests of one token. The prefix cache holds
-what beams share, so that a step computes little more than its new tokens. The answers are known when the search ends: a stream
-stays silent until then. Knows no dialect.
+Which they are is known when all have ended: a stream stays silent until then. Each step of a search asks the engine what may
+follow every living beam, as requests of one token. The prefix cache holds what beams share, so that a step computes little more
+than its new tokens. Knows no dialect.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from penstock.errors import RequestError
@@ -20,6 +20,51 @@ from penstock.service.server.generation import Beams
 from penstock.service.server.http.call import CANCELLED, Call, Failure, Piece, Pipe, Reporting
 from penstock.service.server.http.faults import invalid
 from penstock.service.server.served import ServedModel
+
+
+class BestCall(Call):
+    """Of the answers that are drawn for a prompt, the `num_kept` likeliest are told, by the mean log probability of their
+    tokens."""
+
+    def __init__(
+        self,
+        client: EngineClient,
+        tokenizer: Tokenizer,
+        requests: Sequence[Request],
+        rules: TextRules,
+        num_kept: int,
+        *,
+        shows_logprobs: bool,
+    ) -> None:
+        super().__init__(client, tokenizer, requests, rules)
+        self._num_kept = num_kept
+        self._shows_logprobs = shows_logprobs
+        self._drawn: list[list[Piece]] = [[] for _ in self.writers]
+
+    async def news(self) -> list[Piece]:
+        return self._taken(await super().news())
+
+    def resume(self, tokens: Mapping[int, Sequence[int]]) -> list[Piece]:
+        return self._taken(super().resume(tokens))
+
+    def _taken(self, pieces: Sequence[Piece]) -> list[Piece]:
+        """Nothing until all have ended; then all pieces of the answers kept, numbered as if no others had been drawn."""
+        for piece in pieces:
+            self._drawn[piece.choice].append(piece)
+        if not self.is_over:
+            return []
+        size = self.num_choices
+        by_prompt = [self._drawn[first : first + size] for first in range(0, len(self._drawn), size)]
+        kept = [one for drawn in by_prompt for one in sorted(drawn, key=_mean_logprob, reverse=True)[: self._num_kept]]
+        return [self._told(piece, choice) for choice, pieces in enumerate(kept) for piece in pieces]
+
+    def _told(self, piece: Piece, choice: int) -> Piece:
+        return piece._replace(choice=choice, logprobs=piece.logprobs if self._shows_logprobs else ())
+
+
+def _mean_logprob(pieces: list[Piece]) -> float:
+    logprobs = [entry.logprob for piece in pieces for entry in piece.logprobs]
+    return sum(logprobs) / max(len(logprobs), 1)
 
 
 class BeamCall(Call):
