@@ -44,6 +44,7 @@ class Begun(Generic[B]):
     body: B
     model: ServedModel
     caller: Caller
+    delivery: Delivery
     ignored: tuple[str, ...]
     """Fields of the body that nothing reads."""
     load_s: float = 0.0
@@ -60,12 +61,11 @@ class Begun(Generic[B]):
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A call that could be made, and how its answer is worded and sent."""
+    """A call that could be made, and how its answer is worded."""
 
     model: ServedModel
     call: Call
     encoder: AnswerEncoder
-    delivery: Delivery
 
     @contextmanager
     def running(self) -> Iterator[Call]:
@@ -102,7 +102,7 @@ class Counted:
 
     def __init__(self, front: "Front", prepared: Prepared, begun: Begun[Any]) -> None:
         book, model, call = front.book, prepared.model, prepared.call
-        call.reports_progress = prepared.delivery.reports_progress
+        call.reports_progress = begun.delivery.reports_progress
         call.load_s = begun.load_s
         call.arrival_s -= begun.load_s  # what its client has waited is counted
         self._book = book
@@ -110,7 +110,7 @@ class Counted:
         self._caller = begun.caller
         headers = [*model.admission.limits(begun.caller.tenant), *begun.headers]
         times, admission = model.meters.timings, model.admission
-        self._answer = HttpAnswer(call, prepared.encoder, prepared.delivery, times, admission, book.calls, headers)
+        self._answer = HttpAnswer(call, prepared.encoder, begun.delivery, times, admission, book.calls, headers)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         book, prepared = self._book, self._prepared
@@ -262,13 +262,13 @@ class Front:
         body, ignored = await self.bodies.read(request, type_, refused)
         exchange.read_s = read_s = time.monotonic()
         model = self.models.find(getattr(body, "model", None))
+        delivery = delivery_of(body)
         if self.pool is None:
             self._enter(exchange, model, caller.tenant)  # once the body is here, not while it trickles in
-            return Begun(body, model, caller, ignored)
-        delivery = delivery_of(body)
+            return Begun(body, model, caller, delivery, ignored)
         if not delivery.is_unload:
             await self._load(request, self.pool, model, delivery, caller)
-        return Begun(body, model, caller, ignored, time.monotonic() - read_s)
+        return Begun(body, model, caller, delivery, ignored, time.monotonic() - read_s)
 
     async def _load(
         self, request: Request, pool: ModelPool, model: ServedModel, delivery: Delivery, caller: Caller

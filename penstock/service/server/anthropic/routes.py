@@ -26,7 +26,7 @@ async def prepare_message(front: Front, model: ServedModel, caller: Caller, body
     call = await prepare(model, caller, generation_of(body))
     message_id, tells_miss = f"msg_{random_hex()}", body.diagnostics is not None
     encoder = MessageEncoder(message_id, model.name, body.max_tokens, caller.request_id, tells_miss)
-    return Prepared(model, call, encoder, delivery_of(body))
+    return Prepared(model, call, encoder)
 
 
 def delivery_of(body: MessagesBody) -> Delivery:

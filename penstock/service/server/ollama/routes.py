@@ -61,7 +61,7 @@ async def _answered(
     call = await prepare(model, begun.caller, generation)
     num_top = generation.sampling.num_logprobs
     encoder = OllamaEncoder(body.model, model.tokenizer, is_chat=is_chat, num_top=num_top)
-    return Counted(front, Prepared(model, call, encoder, _delivery(body)), begun)
+    return Counted(front, Prepared(model, call, encoder), begun)
 
 
 def _delivery(body: OllamaChatBody | GenerateBody) -> Delivery:

@@ -43,7 +43,7 @@ async def prepare_chat(front: Front, model: ServedModel, caller: Caller, body: C
     generation = chat_generation(body)
     call = await prepare(model, caller, generation)
     encoder = ChatEncoder(front, model, body, generation.sampling.num_logprobs)
-    return Prepared(model, call, encoder, delivery_of(body))
+    return Prepared(model, call, encoder)
 
 
 class ChoicesEncoder:

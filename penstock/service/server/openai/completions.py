@@ -31,7 +31,7 @@ async def prepare_text(front: Front, model: ServedModel, caller: Caller, body: C
         check_strictly(body)
     call = await prepare(model, caller, text_generation(body))
     encoder = CompletionEncoder(front, model, body, call.prompts)
-    return Prepared(model, call, encoder, delivery_of(body))
+    return Prepared(model, call, encoder)
 
 
 def text_generation(body: CompletionBody) -> Generation:

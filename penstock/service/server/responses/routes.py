@@ -69,7 +69,7 @@ async def prepare_response(
     head = head_of(model, body, response_id or new_response_id())
     on_end = partial(_keep, service, caller.tenant, body, items)
     encoder = ResponseEncoder(head, model.tokenizer, num_top=num_top_of(body), on_end=on_end)
-    return Prepared(model, call, encoder, delivery_of(body)), encoder
+    return Prepared(model, call, encoder), encoder
 
 
 def delivery_of(body: ResponseBody) -> Delivery:

@@ -75,7 +75,7 @@ async def _answer(
             model.admission.enter(caller.tenant)
             try:
                 prepared = await prepare_chat(front, model, caller, chat)
-                await _tell(prepared, scope, partial(_put, news, index))
+                await _tell(prepared, scope, partial(_put, news, index), reports_timings=bool(chat.return_timings))
             finally:
                 model.admission.leave(caller.tenant)
         news.put_nowait(("end", {"index": index}))
@@ -87,13 +87,15 @@ async def _answer(
         news.put_nowait(None)
 
 
-async def _tell(prepared: Prepared, scope: dict[str, Any], put: Callable[[str, Any], None]) -> None:
+async def _tell(
+    prepared: Prepared, scope: dict[str, Any], put: Callable[[str, Any], None], *, reports_timings: bool
+) -> None:
     model, encoder = prepared.model, prepared.encoder
     with prepared.running() as call, model.observed(call, scope):
         put("begin", {"request_id": exchange_of(scope).name})
         while not call.is_over:
             put("chunk", {"data": encoder.reporting(await call.news()).decode()})
-        timings = model.meters.timings(call) if prepared.delivery.reports_timings else None
+        timings = model.meters.timings(call) if reports_timings else None
         put("chunk", {"data": encoder.closing(call, timings).decode()})
 
 
