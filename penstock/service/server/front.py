@@ -7,7 +7,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import ExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -87,33 +87,23 @@ class Prepared:
             return self.encoder.whole(call, None)
 
 
-@dataclass(slots=True)
-class CallBook:
-    """Where calls that run on connections are written down: the table of open ones, spans, and bills."""
-
-    calls: Calls = field(default_factory=Calls)
-    tracer: SpanTracer | None = None
-    bills: Bills | None = None
-    """Where a gateway finds what answers took that were not sent to their end."""
-
-
 class Counted:
     """An answer that is watched and measured while it runs."""
 
     def __init__(self, front: "Front", prepared: Prepared, begun: Begun[Any]) -> None:
-        book, model, call = front.book, prepared.model, prepared.call
+        model, call = prepared.model, prepared.call
         call.reports_progress = begun.delivery.reports_progress
         call.load_s = begun.load_s
         call.arrival_s -= begun.load_s  # what its client has waited is counted
-        self._book = book
+        self._front = front
         self._prepared = prepared
         self._caller = begun.caller
         headers = [*model.admission.limits(begun.caller.tenant), *begun.headers]
         times, admission = model.meters.timings, model.admission
-        self._answer = HttpAnswer(call, prepared.encoder, begun.delivery, times, admission, book.calls, headers)
+        self._answer = HttpAnswer(call, prepared.encoder, begun.delivery, times, admission, front.calls, headers)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        book, prepared = self._book, self._prepared
+        front, prepared = self._front, self._prepared
         call, meters = prepared.call, prepared.model.meters
         relayed = RELAYED.get()
         if relayed is not None and relayed.asks_blocks:
@@ -132,9 +122,9 @@ class Counted:
             with prepared.model.observed(call, scope):
                 await answer(scope, receive, send)
         finally:
-            if not answer.is_sent and book.bills is not None:
-                book.bills.for_call(self._caller, prepared.model.known_name, call)
-            if book.tracer is not None:
+            if not answer.is_sent and front.bills is not None:
+                front.bills.for_call(self._caller, prepared.model.known_name, call)
+            if front.tracer is not None:
                 exchange_of(scope).timings = meters.timings(call)
             meters.leave(call)
 
@@ -244,7 +234,10 @@ class Front:
         self.bodies = BodyReader(config, models.max_context)
         self.health = ServerHealth(models, pool)
         self.counters = ServerCounters(models, pool, config.price_per_hour)
-        self.book = CallBook()
+        self.calls = Calls()
+        self.tracer: SpanTracer | None = None
+        self.bills: Bills | None = None
+        """Where a gateway finds what answers took that were not sent to their end."""
 
     async def begin(
         self,
