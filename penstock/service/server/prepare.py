@@ -61,7 +61,7 @@ CHOSEN = (*SamplingDefaults._fields, "presence_penalty", "frequency_penalty", "m
 
 async def prepare(model: ServedModel, caller: Caller, generation: Generation) -> Call:
     """The call, checked against the model's limits."""
-    facts, text, tokenizer = model.facts, model.text, model.tokenizer
+    facts, text = model.facts, model.text
     if not facts.can_generate:
         raise invalid("this model makes vectors and generates no text", "model", "unsupported_model")
     prompt, asked = generation.prompt, generation.sampling
@@ -82,7 +82,7 @@ async def prepare(model: ServedModel, caller: Caller, generation: Generation) ->
     sampling = sampling_params(model, asked, form.grammar)
     if caller.most is not None:
         sampling = within(caller.most, prompts, sampling)
-    guess = await encode(tokenizer, generation.prediction, special=False) if generation.prediction else ()
+    guess = await encode(text.tokenizer, generation.prediction, special=False) if generation.prediction else ()
     deadlines_ms = [each for each in (caller.deadline_ms, generation.deadline_ms) if each is not None]
     now = time.monotonic()
     ask = partial(
@@ -120,8 +120,8 @@ async def prepare(model: ServedModel, caller: Caller, generation: Generation) ->
         return beam_search(model, requests, rules, asked.beams)
     if asked.best_of is not None:
         shows_logprobs = asked.num_logprobs is not None
-        return BestCall(model.client, tokenizer, requests, rules, asked.n or 1, shows_logprobs=shows_logprobs)
-    return Call(model.client, tokenizer, requests, rules)
+        return BestCall(model.client, text.tokenizer, requests, rules, asked.n or 1, shows_logprobs=shows_logprobs)
+    return Call(model.client, text.tokenizer, requests, rules)
 
 
 def _check_choices(given: Any, num_choices: int) -> None:

@@ -129,16 +129,14 @@ class ChatTemplate:
         values["messages"] = template.shape.fit(_checked_messages(messages))
         values = (values if cover is None else cover(values)) | self._special_tokens
         values["add_generation_prompt"] = add_generation_prompt
-        if now is not None:
-            values["strftime_now"] = Clock(now)
         if continue_final_message:
             if add_generation_prompt:
                 raise RequestError(
                     "continue_final_message and add_generation_prompt exclude each other; set one",
                     param="continue_final_message",
                 )
-            return template.render_continued(values)
-        return template.render(values)
+            return template.render_continued(values, now)
+        return template.render(values, now)
 
     def _name(self, name: str | None, *, has_tools: bool) -> str:
         """The template asked for; else the one for tools where there are any; else the default."""
@@ -188,8 +186,9 @@ class _Compiled:
         known = {**self._special_tokens, "strftime_now": Clock(datetime.min)}
         return probe(lambda values: self._run(known | dict(values), Budget.for_probe()))
 
-    def render(self, values: Mapping[str, Any]) -> str:
-        return self._run(values, Budget.for_input(size_of({k: v for k, v in values.items() if k != "strftime_now"})))
+    def render(self, values: dict[str, Any], now: datetime | None) -> str:
+        clock = {} if now is None else {"strftime_now": Clock(now)}
+        return self._run(values | clock, Budget.for_input(size_of(values)))
 
     def _run(self, values: Mapping[str, Any], budget: Budget) -> str:
         """Run the template; every way it can end but well is a `RequestError` or a `ModelFileError`."""
@@ -214,14 +213,14 @@ class _Compiled:
                 f"the model's chat template cannot render these messages: {_shown(error)}", param="messages"
             ) from error
 
-    def render_continued(self, values: dict[str, Any]) -> str:
+    def render_continued(self, values: dict[str, Any], now: datetime | None) -> str:
         """The prompt up to the end of the last message, found by a mark left there."""
         last = dict(values["messages"][-1])
         content = _last_text(last)
         if not isinstance(content, str):
             raise RequestError("the last message has no text to continue", param="messages")
         values = values | {"messages": [*values["messages"][:-1], _with_last_text(last, content + _CONTINUE_MARK)]}
-        rendered = self.render(values)
+        rendered = self.render(values, now)
         mark = _CONTINUE_MARK.strip()
         position = rendered.rfind(mark)
         if position < 0 or content.strip() not in rendered:
