@@ -23,7 +23,7 @@ from penstock.service.edge.memory import trim_memory
 from penstock.service.server.best import BestCall, beam_search
 from penstock.service.server.forms import answer_form
 from penstock.service.server.generation import (
-    CacheHints,
+    CachePin,
     Caller,
     Chat,
     ChatMessage,
@@ -64,12 +64,13 @@ async def prepare(model: ServedModel, caller: Caller, generation: Generation) ->
     facts, text = model.facts, model.text
     if not facts.can_generate:
         raise invalid("this model makes vectors and generates no text", "model", "unsupported_model")
-    prompt, asked = generation.prompt, generation.sampling
+    prompt, asked, hints = generation.prompt, generation.sampling, generation.cache
+    salt = f"{caller.tenant}/{hints.salt}"
     if isinstance(prompt, Chat):
         rendered = await prompt_of_chat(model, prompt)
         prompts, written, continues = [rendered.token_ids], rendered.text, False
         is_begun = bool(prompt.begun)
-        pins = await _pins(model, caller.tenant, prompt, rendered, generation.cache) if generation.cache.pins else ()
+        pins = await _pins(model, caller.tenant, salt, prompt, rendered, hints.pins) if hints.pins else ()
     else:
         _check_choices(prompt.given, asked.best_of or asked.n or 1)
         prompts = await prompts_of(model, prompt.given, generation.param, special=prompt.adds_special)
@@ -93,8 +94,8 @@ async def prepare(model: ServedModel, caller: Caller, generation: Generation) ->
         deadline_s=now + min(deadlines_ms) / 1000 if deadlines_ms else None,
         tenant=caller.tenant,
         adapter=model.adapter,
-        salt=_salt(caller.tenant, generation.cache),
-        session=generation.cache.key,
+        salt=salt,
+        session=hints.key,
         pins=pins,
         is_batch=caller.is_batch or generation.is_flex,
         prediction=guess,
@@ -131,21 +132,17 @@ def _check_choices(given: Any, num_choices: int) -> None:
         raise invalid(f"prompts times n is more than {MAX_CHOICES}; send several calls", "n")
 
 
-def _salt(tenant: str, hints: CacheHints) -> str:
-    return f"{tenant}/{hints.salt}"
-
-
 async def _pins(
-    model: ServedModel, tenant: str, chat: Chat, prompt: PromptTokens, hints: CacheHints
+    model: ServedModel, tenant: str, salt: str, chat: Chat, prompt: PromptTokens, pins: Sequence[CachePin]
 ) -> tuple[tuple[int, float], ...]:
     """What of the prompt is kept in the prefix cache, and how long: as asked, as far as there is room."""
     if chat.earlier:
         return ()
-    wanted = tuple([(await _num_tokens_of(model, chat, prompt, pin.num_messages), pin.ttl_s) for pin in hints.pins])
+    wanted = tuple([(await _num_tokens_of(model, chat, prompt, pin.num_messages), pin.ttl_s) for pin in pins])
     facts = model.facts
     return model.pins.grant(
         tenant,
-        _salt(tenant, hints),
+        salt,
         prompt.token_ids,
         wanted,
         num_blocks=facts.num_blocks,
