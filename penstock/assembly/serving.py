@@ -197,7 +197,7 @@ class Serving:
             for model in self._front.models:
                 model.watch_prefixes(keeps_words=self._config.watch_prefixes == "text")
         if self._config.otlp_endpoint is not None:
-            self._front.book.tracer = SpanTracer(self._config.otlp_endpoint, self._front.version)
+            self._front.tracer = SpanTracer(self._config.otlp_endpoint, self._front.version)
         tls = TlsContexts(self._config.tls)
         listener = bind(self._config.host, self._config.port)
         storage = open_storage(self._config.data_dir, (responses.SCHEMA, jobs.SCHEMA, bills.SCHEMA))
@@ -208,7 +208,7 @@ class Serving:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
         supervisor = asyncio.create_task(self._engines.run())
-        watches = [self._front.book.calls.watch(), _cut_stalled(http, self._config.stall_s), tls.watch()]
+        watches = [self._front.calls.watch(), _cut_stalled(http, self._config.stall_s), tls.watch()]
         if app.access.tokens is not None:
             watches.append(app.access.tokens.watch())
         sweeper = asyncio.gather(*watches)
@@ -235,8 +235,8 @@ class Serving:
             await runner.stop()
             await self._engines.stop()
             await asyncio.gather(supervisor, listening, sweeper, return_exceptions=True)
-            if self._front.book.tracer is not None:
-                self._front.book.tracer.close()
+            if self._front.tracer is not None:
+                self._front.tracer.close()
             storage.close()
 
     async def _until_ready(self, supervisor: "asyncio.Task[None]", port: int) -> bool:

@@ -43,11 +43,7 @@ class SamplingConfig:
 
     def params(self, tokenizer: "Tokenizer | None" = None) -> SamplingParams:
         """The sampling parameters these flags ask for; without a seed, each call draws its own."""
-        banned: tuple[tuple[int, ...], ...] = ()
-        if self.bad_words and tokenizer is not None:
-            from penstock.runtime.text.tokenizer.banned import banned_sequences  # heavy, and few need it
-
-            banned = banned_sequences(tokenizer, self.bad_words)
+        banned = () if tokenizer is None else tokenizer.spellings(self.bad_words)
         return SamplingParams(
             temperature=self.temperature,
             top_k=self.top_k,

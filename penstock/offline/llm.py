@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from itertools import count
 from pathlib import Path
 from types import TracebackType
@@ -24,14 +25,12 @@ from penstock.runtime.layers.encoder import Encoder
 from penstock.runtime.models.spec import ModelSpec
 from penstock.runtime.sizing import OFFLINE_STEP_S, Sizing
 from penstock.runtime.text.beam import Beam, BeamRules, Ranked, TokenIds, beam_search
-from penstock.runtime.text.grammar.compose import Markers, after_thoughts, thoughts_of
 from penstock.runtime.text.stream.reasoning import ReasoningStyle
 from penstock.runtime.text.stream.stop import StopSet
 from penstock.runtime.text.stream.stream import TextRules, TextStream
 from penstock.runtime.text.stream.styles import style_of_template
 from penstock.runtime.text.template.shield import PromptTokens, tokenize_chat
-from penstock.runtime.text.tools.speech import ToolSpeech
-from penstock.runtime.text.tools.words import calls_as_text, knows_calls
+from penstock.runtime.text.tools.speech import ToolSpeech, tool_of
 
 __all__ = ["LLM", "Beam", "Choice", "Completion", "Prompt", "Update"]
 
@@ -217,19 +216,18 @@ class LLM:
     ) -> Iterator[Update]:
         """Answer a conversation, yielding text as it comes. Leaving the loop cancels it."""
         params = params or SamplingParams()
-        speech = ToolSpeech(self.files.tokenizer, self.files.chat_template) if tools else None
-        prompt = self._tokenize_chat(messages, tools, speech)
+        prompt = self._tokenize_chat(messages, tools)
         style = self._reasoning_style
         rules = TextRules(style=style, is_open=style is not None and style.is_open(prompt.text))
-        if speech is not None:
-            rules = rules._replace(make_parser=speech.parser(tools), markers=speech.visible)
-            params = replace(params, grammar=Grammar(*speech.grammar(tools, is_required=requires_call)))
-        if params.grammar is not None and style is not None:
-            thoughts = thoughts_of(style, is_open=rules.is_open)
-            thoughts = thoughts if speech is None else thoughts._replace(before="")
-            markers = Markers(self.files.tokenizer)
-            grammar = after_thoughts(params.grammar.kind, params.grammar.source, thoughts, markers)
-            params = replace(params, grammar=Grammar(*grammar))
+        known = [tool_of(tool) for tool in tools]
+        content = None if params.grammar is None else (params.grammar.kind, params.grammar.source)
+        held = self._speech.held(
+            None if tools else content, known, style, is_required=requires_call, is_open=rules.is_open
+        )
+        if held is not None:
+            params = replace(params, grammar=Grammar(*held))
+        if tools:
+            rules = rules._replace(make_parser=self._speech.parser(known), markers=self._speech.visible)
         news: deque[News] = deque()
         yield from self._run([self._prepare(prompt.token_ids, params, news, rules, adapter)], news)
 
@@ -243,17 +241,15 @@ class LLM:
             return self._encoded(prompt)
         return tuple(self._tokenize_chat([{"role": "user", "content": prompt}]).token_ids)
 
-    def _tokenize_chat(
-        self, messages: Sequence[Message], tools: Sequence[Message] = (), speech: ToolSpeech | None = None
-    ) -> PromptTokens:
+    @cached_property
+    def _speech(self) -> ToolSpeech:
+        return ToolSpeech(self.files.tokenizer, self.files.chat_template)
+
+    def _tokenize_chat(self, messages: Sequence[Message], tools: Sequence[Message] = ()) -> PromptTokens:
         template = self.files.chat_template
         if template is None:
             raise ConfigError(f"{self.files.name} has no chat template: it completes text but was not made to chat")
-        given: dict[str, Any] = {}
-        if speech is not None:
-            messages, given = speech.conversation(messages, tools)
-        elif not knows_calls(template.source):
-            messages = calls_as_text(messages)
+        messages, given = template.conversation(messages, tools)
         return tokenize_chat(template, self.files.tokenizer, messages, add_generation_prompt=True, **given)
 
     def beam_search(
@@ -333,7 +329,7 @@ class LLM:
             raise RequestError(f"the adapter {adapter[:80]!r} is not known; there are {known}", param="adapter")
         request = Request(request_id=next(self._numbers), prompt=ids, params=params, adapter=path)
         limits.longest(request)
-        rules = rules._replace(stops=StopSet(params.stop), min_tokens=params.min_tokens)
+        rules = rules._replace(stops=StopSet(params.stop) if params.stop else None, min_tokens=params.min_tokens)
         return Running(request, completion, [self._text_stream(rules) for _ in range(params.n)], news)
 
     def _text_stream(self, rules: TextRules) -> TextStream | None:

@@ -96,6 +96,18 @@ def test_an_unseeded_answer_goes_on_too(pair):
         ready(pair, http)
 
 
+def test_the_best_of_several_are_the_same_though_cut_while_they_are_drawn(pair):
+    body = {"messages": user("tell me a story"), "max_tokens": 400, "temperature": 1, "seed": 7, "best_of": 3, "n": 2}
+    with pair.http() as http:
+        calm = events(http, "/v1/chat/completions", body)
+        before = pair.metric("penstock_router_failovers_total")
+        stormy = events(http, "/v1/chat/completions", body, 1, pair.wires)
+        assert pair.metric("penstock_router_failovers_total") == before + 1
+        assert texts(stormy, 2) == texts(calm, 2)
+        assert all(texts(calm, 2))
+        ready(pair, http)
+
+
 @pytest.mark.slow
 def test_a_server_killed_whole_loses_nothing_either():
     """Neither a stream nor the many whole answers under way, more than there are retries in the budget."""

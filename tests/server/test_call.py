@@ -1,17 +1,17 @@
 """Laws of a call: what is written where it arrives is what would be written later, and its faults are its own."""
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
 
-from penstock.runtime.core.request import SamplingParams
+from penstock.runtime.core.request import Request, SamplingParams
 from penstock.runtime.engine.client import EngineClient
 from penstock.runtime.text.stream.stop import StopSet
 from penstock.runtime.text.stream.stream import TextRules
 from penstock.runtime.text.tokenizer.byte_level import byte_tokenizer
-from penstock.service.server.http.call import Call, CallParameters
-from penstock.service.server.writer import Piece
+from penstock.service.server.http.call import Call, Piece
 from tests.engine.answers import expected_tokens
 from tests.engine.test_client import config_of, run
 from tests.machine import PATIENCE_S
@@ -38,12 +38,8 @@ def reported(pieces: list[Piece]) -> bytes:
 
 def call_of(client: EngineClient, prompt: bytes, *, max_tokens: int = 40, stop: str = "") -> Call:
     params = SamplingParams(temperature=0.0, max_tokens=max_tokens)
-    return Call(
-        client,
-        TOKENIZER,
-        [tuple(prompt)],
-        CallParameters(sampling=params, rules=TextRules(StopSet([stop] if stop else []))),
-    )
+    request = Request(request_id=client.next_id(), prompt=tuple(prompt), params=params, arrival_s=time.monotonic())
+    return Call(client, TOKENIZER, [request], TextRules(StopSet([stop] if stop else [])))
 
 
 async def follow(call: Call, pipe: Memory, reporting: Any = reported) -> None:

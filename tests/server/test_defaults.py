@@ -18,7 +18,7 @@ def drawn(asked: dict[str, Any]) -> dict[str, Any]:
     served = model()
     served.text = replace(served.text, defaults=sampling_defaults(MADE))
     generation = Generation(prompt=Texts(given="end"), sampling=SamplingOptions(**asked), param="prompt")
-    sampling = asyncio.run(prepare(served, Caller(), generation)).parameters.sampling
+    sampling = asyncio.run(prepare(served, Caller(), generation)).requests[0].params
     return {name: getattr(sampling, name) for name in SamplingDefaults._fields}
 
 

@@ -15,8 +15,8 @@ from tokenizers.models import WordLevel
 from penstock.runtime.text.tokenizer.tokenizer import Tokenizer
 from penstock.runtime.text.tokenizer.vocabulary import SpecialTokens
 from penstock.service.server.generation import Caller
+from penstock.service.server.openai.completions import text_generation
 from penstock.service.server.openai.protocol import REFUSED, ChatBody, CompletionBody, EmbeddingBody, Sampling
-from penstock.service.server.openai.request import text_generation
 from penstock.service.server.prepare import prepare
 from penstock.service.server.served import ServedModel
 from penstock.service.server.text import Text
@@ -131,9 +131,9 @@ def model() -> ServedModel:
 async def asked(extra: dict[str, Any]) -> tuple[Any, ...]:
     """What the engine and the text are asked for by a body with these fields."""
     body = msgspec.convert({"prompt": "end", "seed": 1, "max_tokens": 40} | extra, CompletionBody)
-    parameters = (await prepare(model(), Caller(), text_generation(body))).parameters
-    rules = parameters.rules._replace(stops=None)  # type: ignore[arg-type]
-    return parameters.sampling, parameters.priority, parameters.deadline_s, parameters.salt, rules
+    call = await prepare(model(), Caller(), text_generation(body))
+    request, rules = call.requests[0], call.rules._replace(stops=None)  # type: ignore[arg-type]
+    return request.params, request.priority, request.deadline_s, request.salt, rules
 
 
 @pytest.mark.parametrize(("name", "value"), DRAWN.items())

@@ -144,3 +144,11 @@ def test_errors_are_one_text(server: Server) -> None:
     ):
         assert answer.status_code in (400, 404)
         assert set(answer.json()) == {"error"}
+
+
+@pytest.mark.parametrize("path", ["/api/chat", "/api/generate", "/api/embed", "/api/embeddings"])
+def test_a_malformed_keep_alive_is_refused_wherever_it_is_sent(server: Server, path: str) -> None:
+    asked = {"messages": [{"role": "user", "content": "x"}], "prompt": "x", "input": "x"}
+    answer = server.post(path, {"model": "default", "keep_alive": "soon"} | asked)
+    assert answer.status_code == 400
+    assert "keep_alive" in answer.json()["error"]

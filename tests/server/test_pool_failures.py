@@ -14,7 +14,7 @@ from penstock.errors import ModelFileError
 from penstock.runtime.engine.client import EngineClient
 from penstock.service.config import ServerConfig
 from penstock.service.server.front import Front
-from penstock.service.server.http.connection import exchange_of
+from penstock.service.server.http.exchange import exchange_of
 from penstock.service.server.http.faults import ApiError
 from penstock.service.server.pool import pool as pool_module
 from penstock.service.server.pool.loads import CheckedFiles, PooledModel

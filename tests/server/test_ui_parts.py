@@ -9,7 +9,7 @@ from penstock.runtime.core.inspection import CACHED, FREE, HELD, NO_PREFIX, SHAR
 from penstock.runtime.core.request import Request, SamplingParams
 from penstock.runtime.core.sequence import Sequence
 from penstock.runtime.engine.client import StepView
-from penstock.service.server.http.connection import KEY, ServerExchange
+from penstock.service.server.http.exchange import KEY, ServerExchange
 from penstock.service.server.ui.ledger import RequestRecord
 from penstock.service.server.ui.pages import MAX_KEPT, RefusalLog
 from penstock.service.server.ui.tools import ToolThrottle

@@ -4,8 +4,7 @@ import random
 
 import pytest
 
-from penstock.runtime.text.tokenizer.detokenize import Detokenizer
-from penstock.runtime.text.tokenizer.tokenizer import Tokenizer
+from penstock.runtime.text.tokenizer.tokenizer import Detokenizer, Tokenizer
 from tests.real import DEFAULT, GEMMA
 from tests.text.sources import random_split, real_tokenizer, small_tokenizers
 

@@ -9,8 +9,7 @@ import pytest
 from penstock.runtime.text.stream.stop import StopSet, cut_at_stop
 from penstock.runtime.text.stream.stream import TextRules, TextStream
 from penstock.runtime.text.stream.styles import STYLES
-from penstock.runtime.text.tokenizer.detokenize import Detokenizer
-from penstock.runtime.text.tokenizer.tokenizer import Tokenizer
+from penstock.runtime.text.tokenizer.tokenizer import Detokenizer, Tokenizer
 from tests.real import DEFAULT
 from tests.text.sources import random_split, real_tokenizer, small_tokenizers
 

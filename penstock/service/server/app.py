@@ -22,7 +22,7 @@ from penstock.service.server.blocks import block_events
 from penstock.service.server.dialect import Dialect
 from penstock.service.server.front import Front
 from penstock.service.server.http import docs, health
-from penstock.service.server.http.connection import exchange_of
+from penstock.service.server.http.exchange import exchange_of
 from penstock.service.server.http.guard import Guard
 from penstock.service.server.jobs import batches, bills, files
 from penstock.service.server.jobs.protocol import BatchBody
@@ -155,7 +155,7 @@ def make_app(front: Front, service: Responses, runner: BatchRunner) -> Guard:
     guard.state.front = front
     guard.state.pages = pages
     guard.state.responses = service
-    guard.state.bills = front.book.bills = service.bills
+    guard.state.bills = front.bills = service.bills
     guard.state.jobs = runner.jobs
     guard.state.batch_runner = runner
     guard.state.routes = ROUTES
@@ -182,11 +182,11 @@ def _over(front: Front, pages: Pages, scope: dict[str, Any], status: int, start_
 
 def _trace(front: Front, scope: dict[str, Any], status: int, start_s: float) -> None:
     """Tell the collector, if there is one, of a request for work; a fault in telling is nobody else's."""
-    if front.book.tracer is None or scope["method"] != "POST":
+    if front.tracer is None or scope["method"] != "POST":
         return
-    model = exchange_of(scope).model or front.models.first.known_name
+    model = exchange_of(scope).model or front.models.first
     try:
-        front.book.tracer.report(scope, _path(scope), status, start_s, model)
+        front.tracer.report(scope, _path(scope), status, start_s, model.known_name)
     except Exception as error:
         LOGGER.warning("a span is lost: %s", type(error).__name__)
 

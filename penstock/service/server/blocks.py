@@ -188,8 +188,10 @@ def _place(device: str) -> str:
 def prefilling(client: EngineClient, tokenizer: Tokenizer, call: Call) -> Call:
     """The same prompts, to be computed and not answered: the one token drawn is dropped."""
     sampling = SamplingParams(temperature=0.0, max_tokens=1)
-    parameters = replace(call.parameters, sampling=sampling, pins=(), prediction=(), speculate=0, peer="")
-    return Call(client, tokenizer, call.prompts, parameters)
+    requests = [
+        replace(request, params=sampling, pins=(), prediction=(), speculate=0, peer="") for request in call.requests
+    ]
+    return Call(client, tokenizer, requests, call.rules)
 
 
 class PrefillAnswer:

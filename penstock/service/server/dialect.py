@@ -7,9 +7,8 @@ an answer. Errors are of our kinds; their shapes are the dialect's. Nothing here
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
-from penstock.service.server.http.call import Call
+from penstock.service.server.http.call import Call, Piece
 from penstock.service.server.http.faults import ApiError
-from penstock.service.server.writer import Piece
 
 HeaderList = Sequence[tuple[bytes, bytes]]
 

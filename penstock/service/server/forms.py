@@ -13,12 +13,11 @@ from typing import Any, NamedTuple
 from penstock.errors import RequestError
 from penstock.runtime.core.request import Grammar
 from penstock.runtime.text.grammar.closing import closed_text
-from penstock.runtime.text.grammar.compose import after_thoughts, can_be_ended, free_after_thoughts, thoughts_of
+from penstock.runtime.text.grammar.compose import can_be_ended
 from penstock.runtime.text.stream.reasoning import ReasoningStyle
 from penstock.runtime.text.stream.segments import MakeContentParser
-from penstock.runtime.text.tools.grammar import ToolSchema, tools_grammar
-from penstock.runtime.text.tools.parser import ToolParser
-from penstock.service.server.generation import Chat, Generation, OutputForm, Tool
+from penstock.runtime.text.tools.grammar import Tool
+from penstock.service.server.generation import ANY_TOOL, Chat, Generation, OutputForm, ToolChoice
 from penstock.service.server.http.faults import busy, invalid, unsupported
 from penstock.service.server.text import Text
 
@@ -69,28 +68,33 @@ async def answer_form(text: Text, generation: Generation, *, is_open: bool) -> A
     tools = () if chat is None or chat.tool_choice.mode == "none" else chat.tools
     if chat is not None and not tools and chat.tool_choice.mode == "required":
         raise invalid("tool_choice asks for a call but there are no tools; send some", "tool_choice")
+    if content is None and not tools and budget is None:
+        return AnswerForm()
+    choice = ANY_TOOL if chat is None else chat.tool_choice
     try:
-        grammar = content if chat is None or not tools else _tools_grammar(text, chat, content)
-        if style is not None and (grammar is not None or budget is not None):
-            thoughts = thoughts_of(style, is_open=is_open, max_tokens=budget)
-            thoughts = thoughts._replace(before="") if tools else thoughts
-            source = free_after_thoughts if grammar is None else partial(after_thoughts, grammar.kind, grammar.source)
-            grammar = Grammar(*source(thoughts, text.markers))
+        pair = text.speech.held(
+            None if content is None else (content.kind, content.source),
+            _allowed(tools, choice),
+            style,
+            is_required=choice.mode == "required",
+            is_parallel=choice.is_parallel,
+            is_open=is_open,
+            max_thoughts=budget,
+        )
     except RequestError as error:
         raise invalid(str(error), error.param or generation.output.param, error.code) from None
-    if grammar is not None and grammar is not content:
+    grammar = None if pair is None else Grammar(*pair)
+    if grammar is not None and grammar != content:
         await check(text, grammar, "tools" if tools else generation.output.param)
     if not tools:
         return AnswerForm(grammar)
-    row = text.tool_format
-    visible = tuple(token for marker in row.markers for token in text.markers.tokens_in(marker))
-    return AnswerForm(grammar, partial(ToolParser, row, partial(_is_text, tools)), visible)
+    return AnswerForm(grammar, text.speech.parser(tools), text.speech.visible)
 
 
 def _budget(text: Text, generation: Generation, style: ReasoningStyle | None) -> int | None:
     """After how many tokens reasoning is made to end. Advice that cannot be followed is passed over."""
     budget = generation.max_reasoning_tokens
-    if budget is None or (style is not None and can_be_ended(style, text.markers)):
+    if budget is None or (style is not None and can_be_ended(style, text.speech.markers)):
         return budget
     if generation.is_budget_advice:
         return None
@@ -101,34 +105,15 @@ def _budget(text: Text, generation: Generation, style: ReasoningStyle | None) ->
     )
 
 
-def _tools_grammar(text: Text, chat: Chat, content: Grammar | None) -> Grammar:
-    choice = chat.tool_choice
-    known = {tool.name: tool for tool in chat.tools}
-    if len(known) < len(chat.tools):
+def _allowed(tools: Sequence[Tool], choice: ToolChoice) -> Sequence[Tool]:
+    """The tools that an answer may call."""
+    known = {tool.name: tool for tool in tools}
+    if len(known) < len(tools):
         raise RequestError("two tools have the same name; give each its own", param="tools")
-    unknown = [name for name in choice.names if name not in known]
+    unknown = [name for name in choice.names if tools and name not in known]
     if unknown:
         raise RequestError(f"tool_choice names {unknown[0][:64]!r}, which is not among the tools", param="tool_choice")
-    allowed = [known[name] for name in choice.names] or list(chat.tools)
-    schemas = [ToolSchema(tool.name, tool.parameters, tool.is_strict) for tool in allowed]
-    return Grammar(
-        *tools_grammar(
-            text.tool_format,
-            schemas,
-            text.markers,
-            is_required=choice.mode == "required",
-            is_parallel=choice.is_parallel,
-            content=None if content is None else (content.kind, content.source),
-        )
-    )
-
-
-def _is_text(tools: Sequence[Tool], name: str, argument: str) -> bool:
-    """The argument is a text by its tool's schema."""
-    tool = next((tool for tool in tools if tool.name == name), None)
-    properties = (tool.parameters or {}).get("properties") if tool is not None else None
-    own = properties.get(argument) if isinstance(properties, dict) else None
-    return isinstance(own, dict) and own.get("type") == "string"
+    return [known[name] for name in choice.names if tools] or tools
 
 
 async def check(text: Text, grammar: Grammar, param: str) -> None:

@@ -7,9 +7,9 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import ExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from msgspec import Struct
 from starlette.requests import Request
@@ -19,13 +19,12 @@ from penstock.service.config import ServerConfig
 from penstock.service.server.blocks import PrefillAnswer, prefilling, prompt_blocks
 from penstock.service.server.dialect import AnswerEncoder
 from penstock.service.server.generation import WHOLE, Caller, Delivery
-from penstock.service.server.http.answer import HttpAnswer
+from penstock.service.server.http.answer import HttpAnswer, check_resumed
 from penstock.service.server.http.body import BodyReader
 from penstock.service.server.http.call import Call
-from penstock.service.server.http.calls import Calls, OpenCall
-from penstock.service.server.http.connection import ServerExchange, exchange_of
+from penstock.service.server.http.calls import Calls
+from penstock.service.server.http.exchange import RELAYED, ServerExchange, exchange_of
 from penstock.service.server.http.faults import ApiError, ErrorKind, invalid, shutting_down
-from penstock.service.server.http.relay import RELAYED, check_resumed
 from penstock.service.server.http.trace import SpanTracer
 from penstock.service.server.jobs.bills import Bills
 from penstock.service.server.pool.hold import hold
@@ -45,6 +44,7 @@ class Begun(Generic[B]):
     body: B
     model: ServedModel
     caller: Caller
+    delivery: Delivery
     ignored: tuple[str, ...]
     """Fields of the body that nothing reads."""
     load_s: float = 0.0
@@ -53,18 +53,19 @@ class Begun(Generic[B]):
     @property
     def headers(self) -> list[tuple[bytes, bytes]]:
         """Names are a client's: what no header can hold is shown as a question mark."""
+        if not self.ignored:
+            return []
         names = "".join(c if c.isascii() and c.isprintable() else "?" for c in ", ".join(self.ignored)[:1000])
-        return [(IGNORED_HEADER, names.encode())] if self.ignored else []
+        return [(IGNORED_HEADER, names.encode())]
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A call that could be made, and how its answer is worded and sent."""
+    """A call that could be made, and how its answer is worded."""
 
     model: ServedModel
     call: Call
     encoder: AnswerEncoder
-    delivery: Delivery
 
     @contextmanager
     def running(self) -> Iterator[Call]:
@@ -86,57 +87,27 @@ class Prepared:
             return self.encoder.whole(call, None)
 
 
-class CallObserver(Protocol):
-    """Told of calls that run, beside the meters: the pages that show them."""
-
-    def enter(self, model: ServedModel, call: Call, scope: Mapping[str, Any]) -> None: ...
-
-    def leave(self, model: ServedModel, call: Call) -> None: ...
-
-
-@dataclass(slots=True)
-class CallBook:
-    """Where calls that run on connections are written down: the table of open ones, observers, spans, and bills."""
-
-    calls: Calls = field(default_factory=Calls)
-    observers: list[CallObserver] = field(default_factory=list)
-    tracer: SpanTracer | None = None
-    bills: Bills | None = None
-    """Where a gateway finds what answers took that were not sent to their end."""
-
-    @contextmanager
-    def observed(self, model: ServedModel, call: Call, scope: Mapping[str, Any]) -> Iterator[None]:
-        """While the call runs, and the meters still have it."""
-        for observer in self.observers:
-            observer.enter(model, call, scope)
-        try:
-            yield
-        finally:
-            for observer in self.observers:
-                observer.leave(model, call)
-
-
 class Counted:
     """An answer that is watched and measured while it runs."""
 
-    def __init__(self, book: CallBook, prepared: Prepared, begun: Begun[Any]) -> None:
+    def __init__(self, front: "Front", prepared: Prepared, begun: Begun[Any]) -> None:
         model, call = prepared.model, prepared.call
-        call.reports_progress = prepared.delivery.reports_progress
+        call.reports_progress = begun.delivery.reports_progress
         call.load_s = begun.load_s
         call.arrival_s -= begun.load_s  # what its client has waited is counted
-        self._book = book
+        self._front = front
         self._prepared = prepared
         self._caller = begun.caller
         headers = [*model.admission.limits(begun.caller.tenant), *begun.headers]
-        times, retry_after_s = model.meters.timings, model.admission.retry_after_s
-        self._answer = HttpAnswer(call, prepared.encoder, prepared.delivery, times, retry_after_s, headers)
+        times, admission = model.meters.timings, model.admission
+        self._answer = HttpAnswer(call, prepared.encoder, begun.delivery, times, admission, front.calls, headers)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        book, prepared = self._book, self._prepared
+        front, prepared = self._front, self._prepared
         call, meters = prepared.call, prepared.model.meters
         relayed = RELAYED.get()
         if relayed is not None and relayed.asks_blocks:
-            blocks = prompt_blocks(call.prompts[0], call.parameters.salt, prepared.model.facts.block_size)
+            blocks = prompt_blocks(call.requests[0].prompt, call.requests[0].salt, prepared.model.facts.block_size)
             await blocks(scope, receive, send)
             return
         answer: HttpAnswer | PrefillAnswer = self._answer
@@ -146,16 +117,14 @@ class Counted:
         elif relayed is not None and relayed.resumed is not None:
             check_resumed(relayed.resumed, len(call.writers), prepared.model.vocab_size, prepared.model.max_context)
         exchange_of(scope).call = call
-        book.calls.enter(OpenCall(call, send, prepared.encoder.dialect, prepared.model.admission))
         meters.enter(call)
         try:
-            with book.observed(prepared.model, call, scope):
+            with prepared.model.observed(call, scope):
                 await answer(scope, receive, send)
         finally:
-            if not answer.is_sent and book.bills is not None:
-                book.bills.for_call(self._caller, prepared.model.known_name, call)
-            book.calls.leave(call)
-            if book.tracer is not None:
+            if not answer.is_sent and front.bills is not None:
+                front.bills.for_call(self._caller, prepared.model.known_name, call)
+            if front.tracer is not None:
                 exchange_of(scope).timings = meters.timings(call)
             meters.leave(call)
 
@@ -265,7 +234,10 @@ class Front:
         self.bodies = BodyReader(config, models.max_context)
         self.health = ServerHealth(models, pool)
         self.counters = ServerCounters(models, pool, config.price_per_hour)
-        self.book = CallBook()
+        self.calls = Calls()
+        self.tracer: SpanTracer | None = None
+        self.bills: Bills | None = None
+        """Where a gateway finds what answers took that were not sent to their end."""
 
     async def begin(
         self,
@@ -276,20 +248,20 @@ class Front:
     ) -> Begun[B]:
         """Read a request for work that there is room for, and have its model ready."""
         self.health.check_open()
-        caller = caller_of(request)
-        if self.models.only is not None and self.pool is None:  # refused before a byte of the body is read
-            self.models.only.admission.check(caller.tenant)
+        exchange, caller = exchange_of(request.scope), caller_of(request)
+        only = self.models.only
+        if only is not None and self.pool is None:  # refused before a byte of the body is read
+            only.admission.check(caller.tenant)
         body, ignored = await self.bodies.read(request, type_, refused)
-        exchange = exchange_of(request.scope)
         exchange.read_s = read_s = time.monotonic()
         model = self.models.find(getattr(body, "model", None))
+        delivery = delivery_of(body)
         if self.pool is None:
             self._enter(exchange, model, caller.tenant)  # once the body is here, not while it trickles in
-            return Begun(body, model, caller, ignored)
-        delivery = delivery_of(body)
+            return Begun(body, model, caller, delivery, ignored)
         if not delivery.is_unload:
             await self._load(request, self.pool, model, delivery, caller)
-        return Begun(body, model, caller, ignored, time.monotonic() - read_s)
+        return Begun(body, model, caller, delivery, ignored, time.monotonic() - read_s)
 
     async def _load(
         self, request: Request, pool: ModelPool, model: ServedModel, delivery: Delivery, caller: Caller
@@ -337,11 +309,8 @@ class Front:
 
     def _enter(self, exchange: ServerExchange, model: ServedModel, tenant: str) -> None:
         model.admission.enter(tenant)
-        exchange.model = model.known_name
+        exchange.model = model
         exchange.leave = partial(model.admission.leave, tenant)
-
-    def answer(self, prepared: Prepared, begun: Begun[Any]) -> Counted:
-        return Counted(self.book, prepared, begun)
 
 
 async def body_of(request: Request, type_: type[B], refused: Mapping[str, str] | None = None) -> B:
@@ -372,6 +341,8 @@ def caller_of(request: Request) -> Caller:
         account=relayed.account if relayed is not None else "",
         deadline_ms=_deadline_ms(request.headers.get(DEADLINE_HEADER)),
         request_id=exchange.name,
+        priority=relayed.priority if relayed is not None else 0,
+        peer=relayed.peer if relayed is not None else "",
     )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
+from penstock.runtime.text.tools.grammar import Tool
 from penstock.service.marks import TokenBound
 
 
@@ -30,16 +31,6 @@ class ChatMessage:
     name: str = ""
 
 
-class Tool(NamedTuple):
-    """A function that the model may call."""
-
-    name: str
-    description: str = ""
-    parameters: Mapping[str, Any] | None = None
-    """JSON schema of its arguments."""
-    is_strict: bool = False
-
-
 class ToolChoice(NamedTuple):
     """`required` with names allows only those."""
 
@@ -52,10 +43,13 @@ class ToolChoice(NamedTuple):
 ANY_TOOL = ToolChoice()
 
 
+FormKind = Literal["text", "json", "schema", "regex", "choice", "grammar"]
+
+
 class OutputForm(NamedTuple):
     """What the content must be. `value` is the schema, the expression, the choices or the grammar."""
 
-    kind: Literal["text", "json", "schema", "regex", "choice", "grammar"] = "text"
+    kind: FormKind = "text"
     value: Any = None
     param: str = "response_format"
     """How its dialect calls the form, for errors."""
@@ -201,6 +195,10 @@ class Caller:
     tenant: str = ""
     deadline_ms: float | None = None
     request_id: str = ""
+    priority: int = 0
+    """A router's tier, which counts beside what the request says of itself."""
+    peer: str = ""
+    """Another replica that has blocks of the prompt, or computes them."""
     most: TokenBound | None = None
     """Tokens that a gateway set money aside for."""
     account: str = ""

@@ -5,7 +5,7 @@ Everything that can be wrong with a request is found here, before the first byte
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import datetime
@@ -13,33 +13,31 @@ from functools import partial
 from typing import Any, TypeVar
 
 from penstock.errors import RequestError
-from penstock.runtime.core.request import SamplingParams
+from penstock.runtime.core.request import MAX_TOKEN_LIST, Grammar, Request, SamplingParams
 from penstock.runtime.text.stream.stop import StopSet
 from penstock.runtime.text.stream.stream import TextRules
 from penstock.runtime.text.template.shape import object_in
 from penstock.runtime.text.template.shield import PromptTokens, tokenize_chat
 from penstock.runtime.text.tokenizer.tokenizer import Tokenizer
-from penstock.runtime.text.tools.words import calls_as_text, described, knows_calls
-from penstock.service import marks
 from penstock.service.edge.memory import trim_memory
-from penstock.service.marks import TokenBound
+from penstock.service.server.best import BestCall, beam_search
 from penstock.service.server.forms import answer_form
 from penstock.service.server.generation import (
-    CacheHints,
+    CachePin,
     Caller,
     Chat,
     ChatMessage,
     Generation,
     SamplingOptions,
-    Tool,
 )
 from penstock.service.server.http.body import MAX_CHARACTERS_PER_TOKEN
-from penstock.service.server.http.call import Call, CallParameters
-from penstock.service.server.http.faults import ApiError, ErrorKind, Overflow, invalid
+from penstock.service.server.http.call import Call
+from penstock.service.server.http.exchange import random_seed
+from penstock.service.server.http.faults import Overflow, invalid
 from penstock.service.server.http.large import TENANT, Turns, stand_back
-from penstock.service.server.http.relay import peer_of, priority_of
-from penstock.service.server.sampling import beam_search, check_ids, sampling_params
 from penstock.service.server.served import ServedModel
+from penstock.service.server.text import SamplingDefaults
+from penstock.service.server.usage import within
 
 R = TypeVar("R")
 
@@ -55,77 +53,76 @@ SLICE_CHARACTERS = 1 << 18
 MAX_ITEMS = 2048
 MAX_CHOICES = 1024
 """Choices of one call, over all its prompts."""
-FEW_CHOICES = 8
+MAX_ID_DIGITS = 12
+"""Of a token id; Python itself refuses to read thousands of digits."""
+CHOSEN = (*SamplingDefaults._fields, "presence_penalty", "frequency_penalty", "min_tokens")
+"""What a client may choose, and a model's makers or we choose otherwise."""
 
 
 async def prepare(model: ServedModel, caller: Caller, generation: Generation) -> Call:
     """The call, checked against the model's limits."""
-    model.check_generates()
-    prompt, sampling = generation.prompt, generation.sampling
+    facts, text = model.facts, model.text
+    if not facts.can_generate:
+        raise invalid("this model makes vectors and generates no text", "model", "unsupported_model")
+    prompt, asked, hints = generation.prompt, generation.sampling, generation.cache
+    salt = f"{caller.tenant}/{hints.salt}"
     if isinstance(prompt, Chat):
         rendered = await prompt_of_chat(model, prompt)
-        prompts, text, continues = [rendered.token_ids], rendered.text, False
+        prompts, written, continues = [rendered.token_ids], rendered.text, False
         is_begun = bool(prompt.begun)
-        pins = await _pins(model, caller.tenant, prompt, rendered, generation.cache)
+        pins = await _pins(model, caller.tenant, salt, prompt, rendered, hints.pins) if hints.pins else ()
     else:
-        _check_choices(prompt.given, sampling.best_of or sampling.n or 1)
+        _check_choices(prompt.given, asked.best_of or asked.n or 1)
         prompts = await prompts_of(model, prompt.given, generation.param, special=prompt.adds_special)
-        text, continues, is_begun, pins = "", True, True, ()
+        written, continues, is_begun, pins = "", True, True, ()
     if generation.kept_prompt_tokens is not None:
         prompts = [token_ids[-generation.kept_prompt_tokens :] for token_ids in prompts]
-    rules = _text_rules(model, sampling, text, continues=continues, is_begun=is_begun)
-    form = await answer_form(model.text, generation, is_open=rules.is_open)
-    bounded = within(caller.most, prompts, sampling_params(model, sampling))
-    parameters = CallParameters(
-        sampling=replace(bounded, grammar=form.grammar),
-        rules=rules._replace(make_parser=form.make_parser, markers=form.markers),
-        priority=priority_of(generation.priority),
-        deadline_s=_deadline_s(caller.deadline_ms, generation.deadline_ms),
+    style = None if continues else text.style
+    is_open = style is not None and style.is_open(written)
+    form = await answer_form(text, generation, is_open=is_open)
+    sampling = sampling_params(model, asked, form.grammar)
+    if caller.most is not None:
+        sampling = within(caller.most, prompts, sampling)
+    guess = await encode(text.tokenizer, generation.prediction, special=False) if generation.prediction else ()
+    deadlines_ms = [each for each in (caller.deadline_ms, generation.deadline_ms) if each is not None]
+    now = time.monotonic()
+    ask = partial(
+        Request,
+        params=sampling,
+        arrival_s=now,
+        priority=generation.priority + caller.priority,
+        deadline_s=now + min(deadlines_ms) / 1000 if deadlines_ms else None,
         tenant=caller.tenant,
         adapter=model.adapter,
-        salt=_salt(caller.tenant, generation.cache),
-        session=generation.cache.key,
+        salt=salt,
+        session=hints.key,
         pins=pins,
         is_batch=caller.is_batch or generation.is_flex,
-        prediction=await encode(model.tokenizer, generation.prediction, special=False) if generation.prediction else (),
+        prediction=guess,
         speculate=generation.speculate,
-        peer=peer_of(),
+        peer=caller.peer,
     )
-    if not caller.is_batch and len(prompts) * parameters.sampling.n > FEW_CHOICES:
-        model.admission.reserve(prompts, parameters.sampling, caller.tenant)  # before so many are made ready in vain
-    if sampling.beams is None:
-        call = Call(model.client, model.tokenizer, prompts, parameters)
-    else:
-        call = beam_search(model, prompts, parameters, sampling.beams)
-    _check(call, model, generation.param)
+    requests = [ask(request_id=model.client.next_id(), prompt=token_ids) for token_ids in prompts]
+    _check(requests, model, generation.param)
     if not caller.is_batch:
-        model.admission.reserve(prompts, parameters.sampling, caller.tenant)
-    return call
-
-
-def within(most: TokenBound | None, prompts: Sequence[Sequence[int]], sampling: SamplingParams) -> SamplingParams:
-    """Money was set aside for so many tokens: an answer without a bound of its own gets that one, and a request that may take
-    more is refused with what it may take.
-    """
-    if most is None:
-        return sampling
-    num_choices = max(len(prompts) * sampling.n, 1)
-    share = most.num_output // num_choices
-    wanted = max(sampling.min_tokens, 1) if sampling.max_tokens is None else sampling.max_tokens
-    check_bound(most, sum(map(len, prompts)), wanted * num_choices)
-    return sampling if sampling.max_tokens is not None else replace(sampling, max_tokens=share)
-
-
-def check_bound(most: TokenBound | None, num_prompt: int, num_output: int = 0) -> None:
-    if most is not None and (num_prompt > most.num_prompt or num_output > most.num_output):
-        needs = b"%d %d" % (num_prompt, max(num_output, most.num_output))
-        raise ApiError(
-            ErrorKind.CONFLICT,
-            f"the request may take {num_prompt:,} tokens of prompt and {num_output:,} of answer, more than money was set "
-            "aside for; ask for less",
-            code="bound_exceeded",
-            headers=((marks.MOST_HEADER, needs),),
-        )
+        model.admission.reserve(prompts, sampling, caller.tenant)
+    rules = TextRules(
+        stops=StopSet(asked.stops) if asked.stops else None,
+        include_stop=asked.includes_stop,
+        min_tokens=asked.min_tokens or 0,
+        style=style,
+        is_open=is_open,
+        skip_special=asked.skips_special,
+        at_start=not is_begun,
+        make_parser=form.make_parser,
+        markers=form.markers,
+    )
+    if asked.beams is not None:
+        return beam_search(model, requests, rules, asked.beams)
+    if asked.best_of is not None:
+        shows_logprobs = asked.num_logprobs is not None
+        return BestCall(model.client, text.tokenizer, requests, rules, asked.n or 1, shows_logprobs=shows_logprobs)
+    return Call(model.client, text.tokenizer, requests, rules)
 
 
 def _check_choices(given: Any, num_choices: int) -> None:
@@ -135,21 +132,17 @@ def _check_choices(given: Any, num_choices: int) -> None:
         raise invalid(f"prompts times n is more than {MAX_CHOICES}; send several calls", "n")
 
 
-def _salt(tenant: str, hints: CacheHints) -> str:
-    return f"{tenant}/{hints.salt}"
-
-
 async def _pins(
-    model: ServedModel, tenant: str, chat: Chat, prompt: PromptTokens, hints: CacheHints
+    model: ServedModel, tenant: str, salt: str, chat: Chat, prompt: PromptTokens, pins: Sequence[CachePin]
 ) -> tuple[tuple[int, float], ...]:
     """What of the prompt is kept in the prefix cache, and how long: as asked, as far as there is room."""
-    if not hints.pins or chat.earlier:
+    if chat.earlier:
         return ()
-    wanted = tuple([(await _num_tokens_of(model, chat, prompt, pin.num_messages), pin.ttl_s) for pin in hints.pins])
+    wanted = tuple([(await _num_tokens_of(model, chat, prompt, pin.num_messages), pin.ttl_s) for pin in pins])
     facts = model.facts
     return model.pins.grant(
         tenant,
-        _salt(tenant, hints),
+        salt,
         prompt.token_ids,
         wanted,
         num_blocks=facts.num_blocks,
@@ -181,15 +174,62 @@ def _num_alike(one: Sequence[Any], other: Sequence[Any]) -> int:
     return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
-def _check(call: Call, model: ServedModel, param: str) -> None:
+def _check(requests: Sequence[Request], model: ServedModel, param: str) -> None:
+    """Raise the error of a client whose request could never be served."""
     try:
-        call.check()
+        for request in requests:
+            model.client.check(request)
     except RequestError as error:
         if error.code != "context_length_exceeded":
             raise invalid(str(error), error.param, error.code) from None
-        longest = max(map(len, call.prompts))
-        overflow = Overflow(longest, call.parameters.sampling.max_tokens or 1, model.facts.max_context)
+        longest = max(len(request.prompt) for request in requests)
+        overflow = Overflow(longest, requests[0].params.max_tokens or 1, model.facts.max_context)
         raise invalid(str(error), param, error.code, overflow=overflow) from None
+
+
+# How tokens are drawn
+
+
+def sampling_params(model: ServedModel, asked: SamplingOptions, grammar: Grammar | None) -> SamplingParams:
+    """What the client left open is as the model's makers would have it; ids are checked against the vocabulary."""
+    asked_for = {name: value for name in CHOSEN if (value := getattr(asked, name)) is not None}
+    vocab_size, text = model.vocab_size, model.text
+    chosen = text.defaults._asdict() | asked_for
+    chosen["top_k"] = max(chosen["top_k"], 0)  # clients send -1 for all
+    check_ids(asked.stop_token_ids or (), vocab_size, "stop_token_ids")
+    check_ids(asked.allowed_token_ids or (), vocab_size, "allowed_token_ids")
+    ends = () if asked.ignores_eos else text.tokenizer.eos_ids
+    seed = random_seed() if asked.seed is None else asked.seed
+    return SamplingParams(
+        **chosen,
+        logit_bias=_logit_bias(asked.logit_bias, vocab_size) if asked.logit_bias else (),
+        allowed_token_ids=tuple(asked.allowed_token_ids or ()),
+        seed=seed if model.watermark is None else model.watermark.seed(seed),
+        max_tokens=asked.max_tokens,
+        stop=asked.stops,
+        stop_token_ids=tuple({*ends, *(asked.stop_token_ids or ())}),
+        logprobs=0 if asked.best_of and asked.num_logprobs is None else asked.num_logprobs,
+        prompt_logprobs=asked.num_prompt_logprobs,
+        banned_sequences=text.tokenizer.spellings(asked.bad_words),
+        n=asked.best_of or asked.n or 1,
+        grammar=grammar,
+    )
+
+
+def _logit_bias(given: Mapping[str, float], vocab_size: int) -> tuple[tuple[int, float], ...]:
+    if len(given) > MAX_TOKEN_LIST:
+        raise invalid(f"logit_bias has more than {MAX_TOKEN_LIST:,} entries; send fewer", "logit_bias")
+    for key in given:
+        if not key.isdecimal() or not key.isascii() or len(key) > MAX_ID_DIGITS or int(key) >= vocab_size:
+            raise invalid(
+                f"logit_bias has the key {key[:40]!r}; keys are token ids, 0 to {vocab_size - 1:,}", "logit_bias"
+            )
+    return tuple((int(key), bias) for key, bias in given.items())
+
+
+def check_ids(token_ids: Sequence[int], vocab_size: int, param: str) -> None:
+    if token_ids and max(token_ids) >= vocab_size:
+        raise invalid(f"{param} has the token id {max(token_ids)}; ids are below {vocab_size}", param)
 
 
 # Prompts
@@ -247,31 +287,33 @@ def check_size(model: ServedModel, texts: Iterable[str], param: str) -> None:
 
 async def prompt_of_chat(model: ServedModel, chat: Chat) -> PromptTokens:
     """The chat as the model's template writes it, and its tokens."""
-    template = model.text.template
+    text = model.text
+    template = text.template
     if template is None:
         raise invalid("this model has no chat template; use /v1/completions", "messages", "unsupported_model")
-    messages = [template_message(message) for message in chat.messages]
-    options: dict[str, Any] = {
-        "now": datetime.now(),
-        "add_generation_prompt": chat.adds_generation_prompt and not chat.continues_final,
-        "continue_final_message": chat.continues_final,
-        "variables": dict(chat.variables),
-    }
-    tools = [template_tool(tool) for tool in chat.tools if chat.tool_choice.mode != "none"]
-    if tools and model.text.knows_tools:
-        options["tools"] = tools
-    elif tools:
-        messages = described(messages, tools)
-    if not knows_calls(template.tool_source if tools else template.source):
-        messages = calls_as_text(messages)
+    tools = chat.tools if chat.tool_choice.mode != "none" else ()
+    messages, options = template.conversation(
+        [template_message(message) for message in chat.messages], [tool.described for tool in tools]
+    )
     texts = [content for message in messages if isinstance(content := message.get("content"), str)]
     size = sum(map(len, texts))
-    check_size(model, ["".join(texts)] if size > INLINE_CHARACTERS else (), "messages")
-    rendering = partial(tokenize_chat, template, model.tokenizer, messages, **options)
+    if size > INLINE_CHARACTERS:
+        check_size(model, ["".join(texts)], "messages")
+    rendering = partial(
+        tokenize_chat,
+        template,
+        text.tokenizer,
+        messages,
+        now=datetime.now(),
+        add_generation_prompt=chat.adds_generation_prompt and not chat.continues_final,
+        continue_final_message=chat.continues_final,
+        variables=dict(chat.variables),
+        **options,
+    )
     rendered = rendering() if size <= INLINE_CHARACTERS else await off_loop(rendering)
     if chat.begun:
         check_ids(chat.begun, model.vocab_size, "continue_token_ids")
-        begun = model.tokenizer.decode(chat.begun, skip_special=False)
+        begun = text.tokenizer.decode(chat.begun, skip_special=False)
         rendered = rendered._replace(token_ids=(*rendered.token_ids, *chat.begun), text=rendered.text + begun)
     return rendered._replace(token_ids=(*chat.earlier, *rendered.token_ids)) if chat.earlier else rendered
 
@@ -298,17 +340,6 @@ def template_message(message: ChatMessage) -> dict[str, Any]:
     return plain
 
 
-def template_tool(tool: Tool) -> dict[str, Any]:
-    return {
-        "type": "function",
-        "function": {
-            "name": tool.name,
-            "description": tool.description,
-            "parameters": dict(tool.parameters or {"type": "object"}),
-        },
-    }
-
-
 async def prompts_of(
     model: ServedModel, given: Any, param: str, *, special: bool = True, max_items: int = MAX_ITEMS
 ) -> list[tuple[int, ...]]:
@@ -331,25 +362,3 @@ async def prompts_of(
     if not all(prompts):
         raise invalid(f"{param} holds an empty prompt; send at least one token", param)
     return prompts
-
-
-def _text_rules(
-    model: ServedModel, asked: SamplingOptions, prompt_text: str, *, continues: bool, is_begun: bool
-) -> TextRules:
-    """`is_begun`: some of the text is there already, so that a space before its first word is the model's own."""
-    style = None if continues else model.text.style
-    return TextRules(
-        stops=StopSet(asked.stops),
-        include_stop=asked.includes_stop,
-        min_tokens=asked.min_tokens or 0,
-        style=style,
-        is_open=style is not None and style.is_open(prompt_text),
-        skip_special=asked.skips_special,
-        at_start=not is_begun,
-    )
-
-
-def _deadline_s(*deadlines_ms: float | None) -> float | None:
-    """The earlier of those that were named."""
-    named = [deadline_ms for deadline_ms in deadlines_ms if deadline_ms is not None]
-    return time.monotonic() + min(named) / 1000 if named else None

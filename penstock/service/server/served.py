@@ -6,7 +6,8 @@ the table by the name a client sent; nothing here knows a dialect.
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 from penstock.runtime.core.request import Request, SamplingParams
@@ -15,8 +16,9 @@ from penstock.runtime.text.tokenizer.tokenizer import Tokenizer
 from penstock.runtime.text.watermark import Watermark
 from penstock.service.server.blocks import BlockIndex
 from penstock.service.server.http.admission import Admission
-from penstock.service.server.http.faults import ApiError, ErrorKind, busy, invalid
-from penstock.service.server.http.meters import Meters
+from penstock.service.server.http.call import Call
+from penstock.service.server.http.faults import ApiError, ErrorKind, busy
+from penstock.service.server.http.meters import Meters, Watch
 from penstock.service.server.pins import PinLedger
 from penstock.service.server.pool.resident import Residency, Resident
 from penstock.service.server.text import NO_CARD, ModelCard, Text
@@ -30,6 +32,12 @@ CANARY_S = 2.0
 DEFAULT_NAME = "default"
 LATEST = ":latest"
 """Ollama's clients add it to names that have no tag."""
+
+
+class CallObserver(Protocol):
+    def enter(self, call: Call, scope: Mapping[str, Any]) -> None: ...
+
+    def leave(self, call: Call, watches: Iterable[Watch], now: float) -> None: ...
 
 
 class ServedModel:
@@ -59,10 +67,23 @@ class ServedModel:
         self.on_step: list[Callable[[StepReport], None]] = [self.meters.observe]
         """Told of every step of the engine, in this order, before whoever waits for its tokens."""
         client.on_step = self._on_step
+        self.observers: list[CallObserver] = []
+        """Told of calls that run on connections, beside the meters: the pages that show them."""
 
     def _on_step(self, step: StepReport) -> None:
         for told in self.on_step:
             told(step)
+
+    @contextmanager
+    def observed(self, call: Call, scope: Mapping[str, Any]) -> Iterator[None]:
+        """While the call runs, and the meters still have it."""
+        for observer in self.observers:
+            observer.enter(call, scope)
+        try:
+            yield
+        finally:
+            for observer in self.observers:
+                observer.leave(call, self.meters.watches(call), time.monotonic())
 
     def watch_prefixes(self, *, keeps_words: bool) -> None:
         """Hold each prompt against the last ones from now on."""
@@ -147,10 +168,6 @@ class ServedModel:
     def vocab_size(self) -> int:
         return self.facts.vocab_size
 
-    def check_generates(self) -> None:
-        if not self.facts.can_generate:
-            raise invalid("this model makes vectors and generates no text", "model", "unsupported_model")
-
     @property
     def is_alive(self) -> bool:
         """The engine has sent something lately; one that is not loaded now has nothing to say."""
@@ -225,6 +242,7 @@ class AdaptedModel(ServedModel):
         self.adapter = path
         self.client, self.resident = base.client, base.resident
         self.admission, self.meters, self.blocks, self.pins = base.admission, base.meters, base.blocks, base.pins
+        self.observers = base.observers
         self.created, self.fault = int(time.time()), ""
         self.watermark = base.watermark
         self._own_name = name

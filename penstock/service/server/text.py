@@ -6,11 +6,10 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from penstock.runtime.text.grammar.compiler import GrammarCompiler
-from penstock.runtime.text.grammar.compose import Markers
 from penstock.runtime.text.stream.reasoning import ReasoningStyle
 from penstock.runtime.text.template.chat import ChatTemplate
 from penstock.runtime.text.tokenizer.tokenizer import Tokenizer
-from penstock.runtime.text.tools.formats import FALLBACK, ToolFormat, format_of_template
+from penstock.runtime.text.tools.speech import ToolSpeech
 
 
 class ModelCard(NamedTuple):
@@ -79,16 +78,6 @@ class Text:
         return GrammarCompiler.for_checks(self.tokenizer)
 
     @cached_property
-    def tool_format(self) -> ToolFormat:
-        """How the model writes calls."""
-        found = None if self.template is None else format_of_template(self.template.tool_source)
-        return found or FALLBACK
-
-    @property
-    def knows_tools(self) -> bool:
-        """The template itself describes tools to the model."""
-        return self.template is not None and "tools" in self.template.tool_source
-
-    @cached_property
-    def markers(self) -> Markers:
-        return Markers(self.tokenizer)
+    def speech(self) -> ToolSpeech:
+        """How the model is told of tools, and calls them."""
+        return ToolSpeech(self.tokenizer, self.template)

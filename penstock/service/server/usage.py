@@ -1,9 +1,14 @@
-"""What a call used, in tokens. How a dialect words it is the dialect's."""
+"""What a call may use and what it used, in tokens. How a dialect words it is the dialect's."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
-from penstock.service.marks import TokenCount
+from penstock.runtime.core.request import SamplingParams
+from penstock.service import marks
+from penstock.service.marks import TokenBound, TokenCount
 from penstock.service.server.http.call import Call
+from penstock.service.server.http.faults import ApiError, ErrorKind
 
 
 class Usage(NamedTuple):
@@ -26,7 +31,7 @@ class Usage(NamedTuple):
 
 def usage_of(call: Call) -> Usage:
     """A prompt counts once however many choices it has; what was cached of it is known from its first choice."""
-    num_choices = call.parameters.sampling.n
+    num_choices = call.num_choices
     written = _written(call)
     return Usage(
         num_prompt=sum(map(len, call.prompts)),
@@ -50,9 +55,9 @@ def what_is_forgotten(call: Call) -> dict[str, str]:
 def _written(call: Call) -> tuple[tuple[float, int], ...]:
     """Tokens that were to be kept and had not been found: each counts for the first pin that covers it."""
     written = []
-    for writer in call.writers[:: call.parameters.sampling.n]:
+    for writer in call.writers[:: call.num_choices]:
         start = writer.num_cached
-        for num_tokens, ttl_s in sorted(call.parameters.pins):
+        for num_tokens, ttl_s in sorted(call.requests[0].pins):
             if num_tokens > start and writer.num_tokens:
                 written.append((ttl_s, num_tokens - start))
                 start = num_tokens
@@ -63,3 +68,26 @@ def token_count(call: Call) -> TokenCount:
     """As a router receives it."""
     usage = usage_of(call)
     return TokenCount(usage.num_prompt, usage.num_output, usage.num_cached)
+
+
+def within(most: TokenBound, prompts: Sequence[Sequence[int]], sampling: SamplingParams) -> SamplingParams:
+    """Money was set aside for so many tokens: an answer without a bound of its own gets that one, and a request that may take
+    more is refused with what it may take.
+    """
+    num_choices = max(len(prompts) * sampling.n, 1)
+    share = most.num_output // num_choices
+    wanted = max(sampling.min_tokens, 1) if sampling.max_tokens is None else sampling.max_tokens
+    check_bound(most, sum(map(len, prompts)), wanted * num_choices)
+    return sampling if sampling.max_tokens is not None else replace(sampling, max_tokens=share)
+
+
+def check_bound(most: TokenBound | None, num_prompt: int, num_output: int = 0) -> None:
+    if most is not None and (num_prompt > most.num_prompt or num_output > most.num_output):
+        needs = b"%d %d" % (num_prompt, max(num_output, most.num_output))
+        raise ApiError(
+            ErrorKind.CONFLICT,
+            f"the request may take {num_prompt:,} tokens of prompt and {num_output:,} of answer, more than money was set "
+            "aside for; ask for less",
+            code="bound_exceeded",
+            headers=((marks.MOST_HEADER, needs),),
+        )

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.runtime.text.grammar.closing import closed, closed_text
 from penstock.service.server.forms import source_of
-from penstock.service.server.openai.forms import response_form
+from penstock.service.server.openai.request import response_form
 from tests.text.grammar.schemas import make_schema
 from tests.text.grammar.walk import compiler, tokenizer, write
 

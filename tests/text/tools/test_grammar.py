@@ -6,12 +6,12 @@ import pytest
 from penstock.runtime.text.grammar.compose import Markers
 from penstock.runtime.text.stream.segments import ToolCallEnd, content_of
 from penstock.runtime.text.tools.formats import FORMATS
-from penstock.runtime.text.tools.grammar import ToolSchema, tools_grammar
+from penstock.runtime.text.tools.grammar import Tool, tools_grammar
 from tests.text.grammar.walk import compiler, tokenizer, write
 from tests.text.tools.samples import TOOLS
 from tests.text.tools.test_parser import calls_in, parsed
 
-SCHEMAS = [ToolSchema(name, schema, is_strict=True) for name, schema in TOOLS.items()]
+SCHEMAS = [Tool(name, "", schema, is_strict=True) for name, schema in TOOLS.items()]
 
 
 @pytest.mark.parametrize("format", FORMATS)

@@ -13,9 +13,8 @@ from functools import cached_property
 from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
 
 from penstock.errors import RequestError
-from penstock.runtime.text.grammar.faults import fault_of
 from penstock.runtime.text.grammar.kinds import translate
-from penstock.runtime.text.grammar.matcher import GrammarMatcher
+from penstock.runtime.text.grammar.matcher import GrammarMatcher, fault_of
 from penstock.runtime.text.grammar.vocabulary import few_tokens
 from penstock.runtime.text.tokenizer.tokenizer import Tokenizer
 
@@ -38,8 +37,8 @@ class GrammarCompiler:
     def __init__(self, make_vocabulary: Callable[[], LLTokenizer]) -> None:
         self._make_vocabulary = make_vocabulary
         self._lock = threading.Lock()
-        self._kept: OrderedDict[bytes, LLMatcher] = OrderedDict()
-        self._num_characters: dict[bytes, int] = {}
+        self._kept: OrderedDict[bytes, tuple[LLMatcher, int]] = OrderedDict()
+        """Compiled grammars, and how many characters their sources have."""
         self.num_hits = 0
         self.num_misses = 0
 
@@ -61,7 +60,7 @@ class GrammarCompiler:
         """A matcher at the beginning of a text. Raises RequestError for what is malformed, unsupported or too large."""
         digest = _digest(kind, source)
         with self._lock:
-            found = self._kept.get(digest)
+            found, _ = self._kept.get(digest, (None, 0))
             if found is not None:
                 self._kept.move_to_end(digest)
                 self.num_hits += 1
@@ -143,11 +142,9 @@ class GrammarCompiler:
 
     def _keep(self, digest: bytes, matcher: LLMatcher, num_characters: int) -> None:
         with self._lock:
-            self._kept[digest] = matcher
-            self._num_characters[digest] = num_characters
-            while len(self._kept) > MAX_KEPT or sum(self._num_characters.values()) > MAX_KEPT_CHARACTERS:
-                oldest, _ = self._kept.popitem(last=False)
-                del self._num_characters[oldest]
+            self._kept[digest] = matcher, num_characters
+            while len(self._kept) > MAX_KEPT or sum(size for _, size in self._kept.values()) > MAX_KEPT_CHARACTERS:
+                self._kept.popitem(last=False)
 
 
 def _ahead(native: LLMatcher, row: int, drafts: Sequence[int]) -> list[tuple[LLMatcher, int]]:

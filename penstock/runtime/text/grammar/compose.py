@@ -96,8 +96,10 @@ def can_be_ended(style: ReasoningStyle, markers: Markers) -> bool:
     return markers.token_id(thoughts_of(style, is_open=False).end) is not None
 
 
-def after_thoughts(kind: str, source: str, thoughts: Thoughts, markers: Markers) -> tuple[str, str]:
-    """Kind and source of a grammar that allows any reasoning and constrains the answer after it to this one."""
+def after_thoughts(grammar: tuple[str, str] | None, thoughts: Thoughts, markers: Markers) -> tuple[str, str]:
+    """Kind and source of a grammar that allows any reasoning and constrains the answer after it to this one; without one, the
+    answer may be any."""
+    kind, source = grammar or ("lark", f"start: TEXT\n{TEXT_RULE}")
     if kind == COMPOSED:
         inner = json.loads(source)["grammars"]
         inner[0] = {**inner[0], "name": "answer"}
@@ -108,11 +110,6 @@ def after_thoughts(kind: str, source: str, thoughts: Thoughts, markers: Markers)
     opening = body if thoughts.is_open else f"(BLANKS {markers.literal(thoughts.start)} {body})?"
     start = f"start: {opening} {markers.literal(thoughts.before)} @answer"
     return COMPOSED, composed([start, *rules, TEXT_RULE, BLANKS_RULE], inner)
-
-
-def free_after_thoughts(thoughts: Thoughts, markers: Markers) -> tuple[str, str]:
-    """Reasoning that ends in time, and any answer."""
-    return after_thoughts("lark", f"start: TEXT\n{TEXT_RULE}", thoughts, markers)
 
 
 def composed(rules: Iterable[str], grammars: Iterable[dict[str, str]] = ()) -> str:

@@ -36,16 +36,8 @@ def schema_text(schema: Any, *, lenient: bool = False) -> str:
     return json.dumps({**schema, "x-guidance": {**_OPTIONS, "lenient": lenient}})
 
 
-def _json_schema(source: str) -> str:
-    return f"start: %json {schema_text(parse_schema(source))}"
-
-
-def _lenient_schema(source: str) -> str:
-    return f"start: %json {schema_text(parse_schema(source), lenient=True)}"
-
-
-def _json_object(source: str) -> str:
-    return f"start: %json {schema_text({'type': 'object'})}"
+def _json(schema: Any, *, lenient: bool = False) -> str:
+    return f"start: %json {schema_text(schema, lenient=lenient)}"
 
 
 def _regex(source: str) -> str:
@@ -91,9 +83,9 @@ def _composed(source: str) -> str:
 
 
 KINDS: dict[str, Callable[[str], str]] = {
-    "json_schema": _json_schema,
-    "json_schema_lenient": _lenient_schema,
-    "json_object": _json_object,
+    "json_schema": lambda source: _json(parse_schema(source)),
+    "json_schema_lenient": lambda source: _json(parse_schema(source), lenient=True),
+    "json_object": lambda source: _json({"type": "object"}),
     "regex": _regex,
     "choice": _choice,
     "lark": _lark,

@@ -25,8 +25,7 @@ from penstock.runtime.text.stream.segments import (
     reasoning_of,
 )
 from penstock.runtime.text.stream.stop import StopMatcher, StopSet
-from penstock.runtime.text.tokenizer.detokenize import Detokenizer
-from penstock.runtime.text.tokenizer.tokenizer import Tokenizer
+from penstock.runtime.text.tokenizer.tokenizer import Detokenizer, Tokenizer
 
 
 class TextDelta(NamedTuple):
@@ -51,7 +50,7 @@ class TextDelta(NamedTuple):
 class TextRules(NamedTuple):
     """What is to be made of a choice's tokens; the same for all choices of a request."""
 
-    stops: StopSet = StopSet(())
+    stops: StopSet | None = None
     include_stop: bool = False
     """The stop string stays at the end of the text."""
     min_tokens: int = 0

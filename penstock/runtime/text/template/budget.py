@@ -103,7 +103,7 @@ class Budget:
                 items: Iterable[Any] = container
                 if isinstance(container, dict):
                     values += len(container)
-                    items = (part for pair in container.items() for part in pair)
+                    items = (*container, *container.values())
                 for item in items:
                     values += 1
                     if isinstance(item, str):

@@ -19,7 +19,7 @@ from penstock.errors import ModelFileError, RequestError
 from penstock.runtime.text.template.budget import MAX_DEPTH, Budget, TemplateLimitError, size_of
 from penstock.runtime.text.template.meter import RefusedNode
 from penstock.runtime.text.template.sandbox import Clock, Sandbox, TemplateRefusal
-from penstock.runtime.text.template.shape import TemplateShape, probe
+from penstock.runtime.text.template.shape import TemplateShape, calls_as_text, described, probe
 from penstock.runtime.text.tokenizer.tokenizer import Tokenizer, read_json
 
 MAX_SOURCE_CHARACTERS = 1 << 17
@@ -56,6 +56,10 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens or {})
         self._sandbox = Sandbox()
         self._compiled: dict[str, _Compiled] = {}
+        self.source = self._sources[self._name(None, has_tools=False)]
+        """The template that is used where none is named."""
+        self.tool_source = self._sources[self._name(None, has_tools=True)]
+        """The template that is used where there are tools."""
         self._template(self._name(None, has_tools=False))
 
     @classmethod
@@ -83,19 +87,18 @@ class ChatTemplate:
         return cls(sources, special_tokens=tokenizer.special_tokens) if sources else None
 
     @property
-    def source(self) -> str:
-        """The template that is used where none is named."""
-        return self._sources[self._name(None, has_tools=False)]
-
-    @property
-    def tool_source(self) -> str:
-        """The template that is used where there are tools."""
-        return self._sources[self._name(None, has_tools=True)]
-
-    @property
     def variables(self) -> frozenset[str]:
         """Names a request may set: those the template reads, less those that are not a request's to set."""
         return self._template(self._name(None, has_tools=False)).variables
+
+    def conversation(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> tuple[Sequence[Mapping[str, Any]], dict[str, Any]]:
+        """The messages to render, and what else to render them with: tools and calls that it does not know are texts."""
+        source = self.tool_source if tools else self.source
+        if tools and "tools" not in source:
+            return described(messages, tools), {}
+        return messages if "tool_calls" in source else calls_as_text(messages), {"tools": list(tools)} if tools else {}
 
     def render(
         self,
@@ -126,16 +129,14 @@ class ChatTemplate:
         values["messages"] = template.shape.fit(_checked_messages(messages))
         values = (values if cover is None else cover(values)) | self._special_tokens
         values["add_generation_prompt"] = add_generation_prompt
-        if now is not None:
-            values["strftime_now"] = Clock(now)
         if continue_final_message:
             if add_generation_prompt:
                 raise RequestError(
                     "continue_final_message and add_generation_prompt exclude each other; set one",
                     param="continue_final_message",
                 )
-            return template.render_continued(values)
-        return template.render(values)
+            return template.render_continued(values, now)
+        return template.render(values, now)
 
     def _name(self, name: str | None, *, has_tools: bool) -> str:
         """The template asked for; else the one for tools where there are any; else the default."""
@@ -185,8 +186,9 @@ class _Compiled:
         known = {**self._special_tokens, "strftime_now": Clock(datetime.min)}
         return probe(lambda values: self._run(known | dict(values), Budget.for_probe()))
 
-    def render(self, values: Mapping[str, Any]) -> str:
-        return self._run(values, Budget.for_input(size_of({k: v for k, v in values.items() if k != "strftime_now"})))
+    def render(self, values: dict[str, Any], now: datetime | None) -> str:
+        clock = {} if now is None else {"strftime_now": Clock(now)}
+        return self._run(values | clock, Budget.for_input(size_of(values)))
 
     def _run(self, values: Mapping[str, Any], budget: Budget) -> str:
         """Run the template; every way it can end but well is a `RequestError` or a `ModelFileError`."""
@@ -211,14 +213,14 @@ class _Compiled:
                 f"the model's chat template cannot render these messages: {_shown(error)}", param="messages"
             ) from error
 
-    def render_continued(self, values: dict[str, Any]) -> str:
+    def render_continued(self, values: dict[str, Any], now: datetime | None) -> str:
         """The prompt up to the end of the last message, found by a mark left there."""
         last = dict(values["messages"][-1])
         content = _last_text(last)
         if not isinstance(content, str):
             raise RequestError("the last message has no text to continue", param="messages")
         values = values | {"messages": [*values["messages"][:-1], _with_last_text(last, content + _CONTINUE_MARK)]}
-        rendered = self.render(values)
+        rendered = self.render(values, now)
         mark = _CONTINUE_MARK.strip()
         position = rendered.rfind(mark)
         if position < 0 or content.strip() not in rendered:

@@ -111,15 +111,15 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     @pass_context
     def _step(self, context: Context, value: Any, count: int) -> Any:
-        self._budget().step(count)
+        self._thread.budget.step(count)
         return value
 
     @pass_context
     def _output(self, context: Context, value: Any) -> Any:
         if isinstance(value, str):
-            self._budget().text(value)
+            self._thread.budget.text(value)
         else:
-            self._budget().value(value)
+            self._thread.budget.value(value)
         return value
 
     @pass_context

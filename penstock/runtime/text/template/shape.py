@@ -1,17 +1,28 @@
 """What a chat template can read, found by showing it small conversations.
 
 Templates were written against one of several shapes of message: content as text or as a list of parts, tool arguments as
-an object or as JSON text. A request may bring any of them; what the template reads as it stands is left as it stands.
+an object or as JSON text. A request may bring any of them; what the template reads as it stands is left as it stands. For a
+template that has no tools, or no calls, they are written into the conversation as text.
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import PenstockError, RequestError
 
 Render = Callable[[Mapping[str, Any]], str]
+
+RESULT_ROLES = ("tool", "function")
+HEAD = """You may call functions. The functions are, one JSON object a line:
+<tools>
+{tools}
+</tools>
+To call one, write a JSON object with its name and arguments between these tags:
+<tool_call>
+{{"name": <function-name>, "arguments": <arguments-object>}}
+</tool_call>"""
 
 _NEEDLE = "needlework"
 _ARGUMENTS = {_NEEDLE: "thimble"}
@@ -107,3 +118,39 @@ def object_in(text: str) -> Any:
     except (ValueError, RecursionError):
         return text
     return value if isinstance(value, dict) else text
+
+
+def described(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The conversation for a template that knows no tools: they stand in the system message, calls and results in texts."""
+    plain = calls_as_text(messages)
+    text = HEAD.format(tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
+    if plain and plain[0]["role"] == "system":
+        return [plain[0] | {"content": f"{plain[0]['content']}\n\n{text}"}, *plain[1:]]
+    return [{"role": "system", "content": text}, *plain]
+
+
+def calls_as_text(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The conversation with calls and results as texts. Results, and what the user says after them, are one turn."""
+    plain: list[dict[str, Any]] = []
+    is_answered = False
+    for message in messages:
+        is_result = message["role"] in RESULT_ROLES
+        turn = _told(message)
+        if is_answered and turn["role"] == "user" and isinstance(turn["content"], str):
+            plain[-1] = turn | {"content": f"{plain[-1]['content']}\n{turn['content']}"}
+        else:
+            plain.append(turn)
+        is_answered = is_result
+    return plain
+
+
+def _told(message: Mapping[str, Any]) -> dict[str, Any]:
+    if message["role"] in RESULT_ROLES:
+        return {"role": "user", "content": f"<tool_response>\n{message.get('content') or ''}\n</tool_response>"}
+    calls = message.get("tool_calls")
+    if not calls:
+        return dict(message)
+    texts = [message["content"]] if message.get("content") else []
+    for call in calls:
+        texts.append(f"<tool_call>\n{json.dumps(call['function'], ensure_ascii=False)}\n</tool_call>")
+    return {"role": message["role"], "content": "\n".join(texts)}

@@ -1,4 +1,4 @@
-"""Text to token ids and back, with the ids the model was trained on.
+"""Text to token ids and back, whole or as they come, with the ids the model was trained on.
 
 Owns the tokenizer of one model, read from a Hugging Face directory or from GGUF metadata. Knows nothing of chats, streams
 or requests: what a prompt means is decided before it comes here.
@@ -6,6 +6,7 @@ or requests: what a prompt means is decided before it comes here.
 
 import json
 import threading
+from codecs import utf_8_decode
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import groupby
@@ -15,7 +16,7 @@ from typing import Any
 import tokenizers
 
 from penstock.errors import ModelFileError, RequestError
-from penstock.runtime.text.tokenizer.pieces import Pieces
+from penstock.runtime.text.tokenizer.pieces import Pieces, TokenPiece, piece_of, strip_leading
 from penstock.runtime.text.tokenizer.published import published_metadata
 from penstock.runtime.text.tokenizer.vocabulary import SpecialTokens, tokenizer_from_metadata
 
@@ -36,11 +37,15 @@ class Tokenizer:
         backend.no_truncation()
         backend.no_padding()
         self.backend = self._backend = backend
-        self._special = special
         self._plain_backend: tokenizers.Tokenizer | None = None
         self._lock = threading.Lock()
         added = backend.get_added_tokens_decoder()
-        self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self.eos_ids = special.eos_ids
+        """Tokens that end an answer: end of text, end of turn."""
+        self.bos_id = special.bos_id
+        self.special_tokens: Mapping[str, str] = special.names
+        """Texts by role (`bos_token`, `eos_token`, ...): the variables a chat template reads."""
         self.added_ids = frozenset(added)
         """Tokens read as a whole wherever their text stands, special or not."""
         self.vocab_size = max(backend.get_vocab_size(with_added_tokens=True), max(added, default=-1) + 1)
@@ -87,6 +92,15 @@ class Tokenizer:
         encodings = backend.encode_batch_fast(list(texts), add_special_tokens=special)
         return [encoding.ids for encoding in encodings]
 
+    def spellings(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """Words as the runs of tokens they are: at the beginning of a text, and after a space. A text may still be written in
+        other tokens than its own; that is rare."""
+        if not words:
+            return ()
+        texts = [text for word in words for text in (word, " " + word.lstrip())]
+        runs = self.encode_batch(texts, special=False, parse_special=False)
+        return tuple(dict.fromkeys(tuple(run) for run in runs if run))
+
     def at_least(self, text: str) -> int:
         """A number of tokens that `text` has at least, found without encoding it; 0 where nothing is known.
 
@@ -100,7 +114,7 @@ class Tokenizer:
         `at_start`: they begin a text, so the space that SentencePiece and WordPiece put before a first word is left
         out. Without it they continue one, and every space shows.
         """
-        kept = (i for i in token_ids if i not in self._special_ids) if skip_special else token_ids
+        kept = (i for i in token_ids if i not in self.special_ids) if skip_special else token_ids
         return self.pieces.join(kept, at_start=at_start).decode("utf-8", "replace")
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -116,27 +130,6 @@ class Tokenizer:
     def token_id(self, token: str) -> int | None:
         """The id of a token as the vocabulary spells it."""
         return self._backend.token_to_id(token)
-
-    def is_special(self, token_id: int) -> bool:
-        return token_id in self._special_ids
-
-    @property
-    def bos_id(self) -> int | None:
-        return self._special.bos_id
-
-    @property
-    def eos_ids(self) -> frozenset[int]:
-        """Tokens that end an answer: end of text, end of turn."""
-        return self._special.eos_ids
-
-    @property
-    def special_ids(self) -> frozenset[int]:
-        return self._special_ids
-
-    @property
-    def special_tokens(self) -> Mapping[str, str]:
-        """Texts by role (`bos_token`, `eos_token`, ...): the variables a chat template reads."""
-        return self._special.names
 
     @cached_property
     def control_texts(self) -> frozenset[str]:
@@ -166,6 +159,70 @@ class Tokenizer:
             if self._plain_backend is None:
                 self._plain_backend = _blind_copy(self._backend)
             return self._plain_backend
+
+
+class Detokenizer:
+    """Feed the token ids of one generation, get the characters they complete; `flush` once at the end.
+
+    Owns the few bytes of a character that is not complete yet. Never sees the prompt, so no text of it can appear. The
+    deltas and the flush joined equal `tokenizer.decode(ids, skip_special=..., at_start=...)`, for every token sequence and
+    every way of feeding it. A token costs the same however long the text is.
+    """
+
+    __slots__ = ("_begun", "_pending", "_pieces", "_saw_token", "_skipped", "_spaces_to_drop")
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        skip_special: bool = True,
+        at_start: bool = True,
+        visible_ids: frozenset[int] = frozenset(),
+    ) -> None:
+        """`visible_ids`: special tokens that show although the others are skipped."""
+        pieces = tokenizer.pieces
+        self._pieces = pieces
+        skipped = tokenizer.special_ids if skip_special else frozenset()
+        self._skipped = skipped - visible_ids if visible_ids else skipped
+        self._pending = b""
+        self._saw_token = False
+        self._spaces_to_drop = pieces.leading_spaces if at_start else 0
+        self._begun = not (at_start and (pieces.first_differs or pieces.leading_spaces))
+
+    def feed(self, token_ids: Iterable[int]) -> str:
+        """The text these tokens complete."""
+        later, skipped = self._pieces.later, self._skipped
+        parts = []
+        for token_id in token_ids:
+            if token_id in skipped:
+                continue
+            data, text = later(token_id) if self._begun else self._begin(token_id)
+            if text is not None and not self._pending:
+                parts.append(text)
+            elif data:
+                joined = self._pending + data
+                text, used = utf_8_decode(joined, "replace", False)
+                self._pending = joined[used:]
+                parts.append(text)
+        return "".join(parts)
+
+    def flush(self) -> str:
+        """What is left when no token follows: U+FFFD for a character that was never completed."""
+        text = self._pending.decode("utf-8", "replace")
+        self._pending = b""
+        return text
+
+    def _begin(self, token_id: int) -> TokenPiece:
+        """A token's piece while the text may still have to lose leading spaces."""
+        piece = self._pieces.later(token_id) if self._saw_token else self._pieces.first(token_id)
+        self._saw_token = self._saw_token or self._pieces.is_token(token_id)
+        data = piece.data
+        if self._spaces_to_drop:
+            stripped = strip_leading(data, self._spaces_to_drop)
+            self._spaces_to_drop = 0 if stripped else self._spaces_to_drop - len(data)
+            data = stripped
+        self._begun = self._saw_token and not self._spaces_to_drop
+        return piece_of(data)
 
 
 def check_unicode(text: str) -> None:

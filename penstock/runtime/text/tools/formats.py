@@ -16,6 +16,9 @@ class JsonCall:
     arguments_key: str = "arguments"
 
 
+_JSON = JsonCall()
+
+
 @dataclass(frozen=True, slots=True)
 class HeadedCall:
     """`before` name `between` arguments `after`; what stands between name and `between` is passed over."""
@@ -86,6 +89,20 @@ class ToolFormat:
         return tuple(text for text in own if text)
 
 
+def _listed(name: str, *signs: str, opens: str = "", closes: str = "", call: CallSyntax = _JSON) -> ToolFormat:
+    """Calls as a list between square brackets."""
+    return ToolFormat(
+        name=name,
+        signs=signs,
+        call=call,
+        opens=opens,
+        closes=closes,
+        list_opens="[",
+        list_closes="]",
+        separator=", ",
+    )
+
+
 _HERMES = ToolFormat(
     name="hermes", signs=("<tool_call>",), call=JsonCall(), opens="<tool_call>", closes="</tool_call>", pad="\n"
 )
@@ -138,34 +155,9 @@ FORMATS: dict[str, ToolFormat] = {
             opens="[TOOL_CALLS]",
             between_openings="",
         ),
-        ToolFormat(
-            name="mistral",
-            signs=("[TOOL_CALLS]",),
-            call=JsonCall(),
-            opens="[TOOL_CALLS]",
-            list_opens="[",
-            list_closes="]",
-            separator=", ",
-        ),
-        ToolFormat(
-            name="phi",
-            signs=("<|tool_call|>", "<|/tool_call|>"),
-            call=JsonCall(),
-            opens="<|tool_call|>",
-            closes="<|/tool_call|>",
-            list_opens="[",
-            list_closes="]",
-            separator=", ",
-        ),
-        ToolFormat(
-            name="granite",
-            signs=("<|tool_call|>",),
-            call=JsonCall(),
-            opens="<|tool_call|>",
-            list_opens="[",
-            list_closes="]",
-            separator=", ",
-        ),
+        _listed("mistral", "[TOOL_CALLS]", opens="[TOOL_CALLS]"),
+        _listed("phi", "<|tool_call|>", "<|/tool_call|>", opens="<|tool_call|>", closes="<|/tool_call|>"),
+        _listed("granite", "<|tool_call|>", opens="<|tool_call|>"),
         ToolFormat(
             name="glm",
             signs=("<tool_call>", "<arg_key>"),
@@ -191,14 +183,7 @@ FORMATS: dict[str, ToolFormat] = {
             pad="\n",
             separator="\n",
         ),
-        ToolFormat(
-            name="llama-pythonic",
-            signs=("[func_name1(",),
-            call=PythonCall(),
-            list_opens="[",
-            list_closes="]",
-            separator=", ",
-        ),
+        _listed("llama-pythonic", "[func_name1(", call=PythonCall()),
         ToolFormat(
             name="llama-json",
             signs=('"parameters"', "<|python_tag|>"),

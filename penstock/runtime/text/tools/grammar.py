@@ -15,17 +15,34 @@ from penstock.runtime.text.grammar.limits import parse_schema
 from penstock.runtime.text.tools.formats import HeadedCall, JsonCall, PythonCall, TaggedCall, ToolFormat
 
 
-class ToolSchema(NamedTuple):
-    """A tool as a grammar needs it."""
+class Tool(NamedTuple):
+    """A function that the model may call."""
 
     name: str
+    description: str = ""
     parameters: Mapping[str, Any] | None = None
+    """JSON schema of its arguments."""
     is_strict: bool = False
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """As templates read it."""
+        parameters = dict(self.parameters or {"type": "object"})
+        return {
+            "type": "function",
+            "function": {"name": self.name, "description": self.description, "parameters": parameters},
+        }
+
+    def is_text(self, argument: str) -> bool:
+        """The argument is a text by the schema."""
+        properties = (self.parameters or {}).get("properties")
+        own = properties.get(argument) if isinstance(properties, Mapping) else None
+        return isinstance(own, Mapping) and own.get("type") == "string"
 
 
 def tools_grammar(
     row: ToolFormat,
-    tools: Sequence[ToolSchema],
+    tools: Sequence[Tool],
     markers: Markers,
     *,
     is_required: bool = False,
@@ -68,7 +85,7 @@ class _Rules:
         call = f"{symbol} {self._literal(row.pad)} run"
         return f"start: ({call})* TEXT" if is_parallel else f"start: {call} | TEXT"
 
-    def add_calls(self, tools: Sequence[ToolSchema], is_parallel: bool) -> None:
+    def add_calls(self, tools: Sequence[Tool], is_parallel: bool) -> None:
         row = self.row
         more = f"({self._literal(row.separator)} call)*" if row.separator is not None and is_parallel else ""
         parts = (row.list_opens, f"call {more}", row.list_closes, row.pad + row.closes if row.closes else "")
@@ -79,7 +96,7 @@ class _Rules:
         for number, tool in enumerate(tools):
             self.rules.append(f"tool_{number}: {self._call(number, tool)}")
 
-    def _call(self, number: int, tool: ToolSchema) -> str:
+    def _call(self, number: int, tool: Tool) -> str:
         syntax, schema = self.row.call, _schema(tool)
         match syntax:
             case JsonCall(name_key, arguments_key):
@@ -93,12 +110,12 @@ class _Rules:
             case TaggedCall():
                 return self._tagged(number, tool, schema, syntax)
 
-    def _json(self, number: int, part: Any, schema: Any, tool: ToolSchema) -> str:
+    def _json(self, number: int, part: Any, schema: Any, tool: Tool) -> str:
         name = f"value_{number}_{part}"
         self.rules.append(f"{name}: %json {schema_text(schema, lenient=not tool.is_strict)}")
         return name
 
-    def _python(self, number: int, tool: ToolSchema, schema: dict[str, Any]) -> str:
+    def _python(self, number: int, tool: Tool, schema: dict[str, Any]) -> str:
         """Arguments in the order of the schema. `first` rules: none has been written yet; `later` ones come after a comma."""
         properties, required = _properties(schema)
         count = len(properties)
@@ -113,7 +130,7 @@ class _Rules:
                 self.rules.append(f"{kind}_{number}_{place}: {item}{skip}")
         return f"{quoted(tool.name + '(')} first_{number}_0 {quoted(')')}"
 
-    def _tagged(self, number: int, tool: ToolSchema, schema: dict[str, Any], syntax: TaggedCall) -> str:
+    def _tagged(self, number: int, tool: Tool, schema: dict[str, Any], syntax: TaggedCall) -> str:
         properties, required = _properties(schema)
         parts = [self._literal(syntax.before + tool.name + syntax.after_name)]
         for place, key in enumerate(properties):
@@ -137,7 +154,7 @@ class _Rules:
         return self._markers.literal(text or "")
 
 
-def _schema(tool: ToolSchema) -> dict[str, Any]:
+def _schema(tool: Tool) -> dict[str, Any]:
     """The schema of a tool's arguments: an object, whatever was sent."""
     schema = closed(parse_schema(json.dumps(dict(tool.parameters or {}))))
     schema.setdefault("type", "object")

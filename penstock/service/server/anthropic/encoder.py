@@ -25,11 +25,10 @@ from penstock.runtime.text.stream.segments import (
 )
 from penstock.service.server.anthropic.dialect import DIALECT, AnthropicDialect
 from penstock.service.server.http import sse
-from penstock.service.server.http.call import Call
+from penstock.service.server.http.call import LENGTH, TOOL_CALLS, Call, Piece
+from penstock.service.server.http.exchange import random_hex
 from penstock.service.server.http.faults import ApiError
-from penstock.service.server.http.relay import random_hex
 from penstock.service.server.usage import usage_of, what_is_forgotten
-from penstock.service.server.writer import LENGTH, TOOL_CALLS, Piece
 
 _SIGNING_KEY = secrets.token_bytes(32)
 

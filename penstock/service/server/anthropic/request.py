@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
+from penstock.runtime.text.tools.grammar import Tool
 from penstock.service.server.anthropic.protocol import Block, CacheControl, CountBody, MessagesBody, ToolParam
 from penstock.service.server.generation import (
     TEXT,
@@ -19,7 +20,6 @@ from penstock.service.server.generation import (
     Generation,
     OutputForm,
     SamplingOptions,
-    Tool,
     ToolCall,
     ToolChoice,
 )

@@ -11,7 +11,7 @@ from penstock.service.server.anthropic.request import chat_of, generation_of
 from penstock.service.server.front import Counted, Front, Prepared
 from penstock.service.server.generation import Caller, Delivery
 from penstock.service.server.http.answer import Json
-from penstock.service.server.http.relay import random_hex
+from penstock.service.server.http.exchange import random_hex
 from penstock.service.server.prepare import prepare, prompt_of_chat
 from penstock.service.server.served import ServedModel
 
@@ -19,14 +19,14 @@ from penstock.service.server.served import ServedModel
 async def create_message(request: Request) -> Counted:
     front: Front = request.app.state.front
     begun = await front.begin(request, MessagesBody, REFUSED, delivery_of)
-    return front.answer(await prepare_message(front, begun.model, begun.caller, begun.body), begun)
+    return Counted(front, await prepare_message(front, begun.model, begun.caller, begun.body), begun)
 
 
 async def prepare_message(front: Front, model: ServedModel, caller: Caller, body: MessagesBody) -> Prepared:
     call = await prepare(model, caller, generation_of(body))
     message_id, tells_miss = f"msg_{random_hex()}", body.diagnostics is not None
     encoder = MessageEncoder(message_id, model.name, body.max_tokens, caller.request_id, tells_miss)
-    return Prepared(model, call, encoder, delivery_of(body))
+    return Prepared(model, call, encoder)
 
 
 def delivery_of(body: MessagesBody) -> Delivery:

@@ -10,7 +10,7 @@ import math
 import random
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from penstock.runtime.core.request import SamplingParams
 from penstock.runtime.engine.client import DeltaStream, EngineClient, Facts
@@ -89,15 +89,16 @@ class Admission:
     @property
     def num_waiting(self) -> int:
         """Requests not started yet, those on the way to the engine included."""
-        return sum(1 for _ in self._waiting())
+        return len(self.waiting)
 
     def position(self, stream: DeltaStream) -> int:
         """Position among requests not started yet, 1 for the next."""
-        return next((place for place, one in enumerate(self._waiting(), 1) if one is stream), 0)
+        return next((place for place, one in enumerate(self.waiting, 1) if one is stream), 0)
 
-    def _waiting(self) -> Iterator[DeltaStream]:
-        """Batch requests come after all others and delay none."""
-        return (one for one in self._client.streams if not one.is_started and not one.request.is_batch)
+    @property
+    def waiting(self) -> list[DeltaStream]:
+        """Requests not started yet, in order. Batch requests come after all others and delay none."""
+        return [one for one in self._client.streams if not one.is_started and not one.request.is_batch]
 
     def eta_s(self, position: int) -> float | None:
         """When that place comes up, as things have been going; None if nothing has moved lately."""
@@ -111,12 +112,7 @@ class Admission:
     @property
     def num_sequences(self) -> int:
         """Sequences of all requests that have not ended, running or waiting; batch requests are in nobody's way."""
-        return sum(stream.request.params.n for stream in self._client.streams if not stream.request.is_batch)
-
-    @property
-    def num_waiting_tokens(self) -> int:
-        """Prompt tokens of requests not started yet."""
-        return sum(len(stream.request.prompt) for stream in self._waiting())
+        return sum([one.request.params.n for one in self._client.streams if not one.request.is_batch])
 
     def check(self, tenant: str) -> None:
         """Raise the error that says when to come back if there is no place now."""
@@ -126,7 +122,7 @@ class Admission:
         num_taken, capacity = max(self.num_open, self.num_sequences), _capacity(facts)
         if num_taken >= capacity or self._is_shed(num_taken, capacity):
             raise self._full(tenant)
-        if self._open[tenant] >= self._share(facts, tenant):
+        if self._open[tenant] >= self._share(capacity, tenant):
             self.num_refused += 1
             message = "this key has as many requests as it may; try later"
             raise busy(message, self.retry_after_s(), is_tenant=True, headers=self.limits(tenant))
@@ -140,13 +136,13 @@ class Admission:
     @property
     def num_asked_tokens(self) -> int:
         """Places in the KV cache that all open requests hold or will come to need."""
-        streams = (stream.request for stream in self._client.streams if not stream.request.is_batch)
-        return sum(_needed(request.prompt, request.params) for request in streams)
+        requests = [one.request for one in self._client.streams if not one.request.is_batch]
+        return sum(_needed((request.prompt,), request.params) for request in requests)
 
     def enter(self, tenant: str) -> None:
         """Take a place, or raise as `check` does. Every `enter` needs its `leave`."""
         self.check(tenant)
-        if next(self._waiting(), None) is None:
+        if not self.waiting:
             self.drain.rest(time.monotonic())
         self._open[tenant] += 1
         if tenant != ROUTER:
@@ -158,14 +154,15 @@ class Admission:
         facts = self._client.facts
         if facts is None:
             return
-        num_choices = params.n
-        num_tokens, num_waiting = sum(map(len, prompts)), self.num_waiting_tokens
-        if self.num_sequences + len(prompts) * num_choices > _capacity(facts):
+        num_tokens, num_waiting = sum(map(len, prompts)), _num_tokens(self.waiting)
+        if self.num_sequences + len(prompts) * params.n > _capacity(facts):
             raise self._full(tenant)
         if num_waiting and num_waiting + num_tokens > facts.max_waiting_tokens:
             raise self._full(tenant, f"{num_waiting:,} prompt tokens wait")
-        num_asked = sum(_needed(prompt, params) for prompt in prompts)
-        if num_waiting and self.num_asked_tokens + num_asked > CACHE_TURNS * facts.num_blocks * facts.block_size:
+        if (
+            num_waiting
+            and self.num_asked_tokens + _needed(prompts, params) > CACHE_TURNS * facts.num_blocks * facts.block_size
+        ):
             raise self._full(tenant, f"the KV cache is asked for {CACHE_TURNS} times over")
 
     def _full(self, tenant: str, reason: str = "") -> ApiError:
@@ -184,28 +181,33 @@ class Admission:
         facts = self._client.facts
         if facts is None:
             return ()
-        share = self._share(facts, tenant)
-        room = min(share - self._open[tenant], _capacity(facts) - self.num_open)
-        reset = _duration(self.eta_s(self.num_waiting) or 0.0)
+        capacity, waiting = _capacity(facts), self.waiting
+        share = self._share(capacity, tenant)
+        room = min(share - self._open[tenant], capacity - self.num_open)
+        reset = _duration(self.eta_s(len(waiting)) or 0.0)
         reported = {
             "limit-requests": share,
             "remaining-requests": max(room, 0),
             "reset-requests": reset,
             "limit-tokens": facts.max_waiting_tokens,
-            "remaining-tokens": max(facts.max_waiting_tokens - self.num_waiting_tokens, 0),
+            "remaining-tokens": max(facts.max_waiting_tokens - _num_tokens(waiting), 0),
             "reset-tokens": reset,
         }
-        return tuple((f"x-ratelimit-{name}".encode(), str(value).encode()) for name, value in reported.items())
+        return tuple([(f"x-ratelimit-{name}".encode(), str(value).encode()) for name, value in reported.items()])
 
-    def _share(self, facts: Facts, tenant: str) -> int:
+    def _share(self, capacity: int, tenant: str) -> int:
         """Calls that one key may have open; a router that tells nobody apart asks for all of its clients."""
-        capacity = _capacity(facts)
         return max(capacity // 2, 1) if self._has_several and tenant != ROUTER else capacity
 
 
-def _needed(prompt: Sequence[int], params: SamplingParams) -> int:
+def _num_tokens(streams: Sequence[DeltaStream]) -> int:
+    """Of their prompts."""
+    return sum([len(stream.request.prompt) for stream in streams])
+
+
+def _needed(prompts: Sequence[Sequence[int]], params: SamplingParams) -> int:
     answer = EXPECTED_ANSWER if params.max_tokens is None else min(params.max_tokens, EXPECTED_ANSWER)
-    return len(prompt) + params.n * answer
+    return sum(map(len, prompts)) + len(prompts) * params.n * answer
 
 
 def _capacity(facts: Facts) -> int:

@@ -6,7 +6,8 @@ has to wait longer gets its headers and then comments, which tell proxies and cl
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from contextlib import aclosing
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
@@ -18,18 +19,46 @@ from penstock.runtime.core.batch import FinishReason
 from penstock.service import marks
 from penstock.service.server.dialect import AnswerEncoder
 from penstock.service.server.generation import Delivery
-from penstock.service.server.http.call import Call, Failure, Pipe
+from penstock.service.server.http.admission import Admission
+from penstock.service.server.http.call import Call, Failure, Piece, Pipe
+from penstock.service.server.http.calls import Calls, OpenCall
 from penstock.service.server.http.connection import until_gone
-from penstock.service.server.http.faults import error_of_finish, log_fault
-from penstock.service.server.http.relay import RELAYED, Marker
+from penstock.service.server.http.exchange import RELAYED
+from penstock.service.server.http.faults import error_of_finish, invalid, log_fault
 from penstock.service.server.usage import token_count
-from penstock.service.server.writer import Piece
 
 Send = Callable[[Any], Any]
 Receive = Callable[[], Any]
 
 PATIENCE_S = 0.5
 """How long a stream's headers wait for its first news."""
+
+
+class Marker:
+    """Ends the writes of one stream in marks: which tokens have been taken in since the last."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self._counts = [len(writer.token_ids) for writer in call.writers]
+
+    def mark(self) -> bytes:
+        tokens = []
+        for index, writer in enumerate(self._call.writers):
+            count = self._counts[index]
+            if len(writer.token_ids) > count:
+                tokens.append((index, writer.token_ids[count:]))
+                self._counts[index] = len(writer.token_ids)
+        return marks.mark_of(tokens)
+
+    def marked(self, write: Callable[..., bytes]) -> Callable[..., bytes]:
+        return lambda *arguments: write(*arguments) + self.mark()
+
+
+def check_resumed(tokens: dict[int, list[int]], num_choices: int, vocab_size: int, max_context: int) -> None:
+    """Raises the error of a client where no engine of ours can have drawn these tokens."""
+    for choice, ids in tokens.items():
+        if choice >= num_choices or len(ids) >= max_context or max(ids) >= vocab_size:
+            raise invalid("the answer to go on with is none of this model's", code="invalid_resume")
 
 
 @dataclass(slots=True)
@@ -41,7 +70,9 @@ class HttpAnswer:
     _delivery: Delivery
     _timings: Callable[[Call], dict[str, float]]
     """Asked for the times of the call when it has ended."""
-    _retry_after_s: Callable[[], int]
+    _admission: Admission
+    _calls: Calls
+    """Watches over it while it is sent in parts."""
     _headers: list[tuple[bytes, bytes]]
     is_sent: bool = False
     """All of it is on its way, with what it took."""
@@ -64,9 +95,10 @@ class HttpAnswer:
         except Failure as failure:
             if failure.finish.reason is FinishReason.CANCELLED:
                 return  # nobody listens
-            raise error_of_finish(failure.finish, self._retry_after_s()) from None
+            raise error_of_finish(failure.finish, self._admission.retry_after_s()) from None
         finally:
             watcher.cancel()
+            self._calls.leave(call)
             call.close()
 
     def _pass_over(self, tokens: Mapping[int, Sequence[int]]) -> None:
@@ -115,7 +147,7 @@ class HttpAnswer:
             headers.append((marks.RELAY_HEADER, b"1"))
             report = partial(copy_context().run, marker.marked(encoder.reporting))
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        call.is_streaming = True
+        self._calls.enter(OpenCall(call, send, encoder.dialect, self._admission))
         try:
             data = b"" if self._is_resumed else encoder.opening(call)
             if pieces:
@@ -127,9 +159,9 @@ class HttpAnswer:
                 call.report_at_once(pipe, report)
             while not call.is_over:
                 pieces = await call.news()
-                if pieces:
+                if pieces or marker is not None:
                     await self._write(send, report(pieces))
-            call.is_streaming = False
+            self._calls.leave(call)
             await self._before_end()
             data = encoder.closing(call, self._timings(call) if self._delivery.reports_timings else None)
             if marker is not None:
@@ -139,7 +171,7 @@ class HttpAnswer:
         except Failure as failure:
             if failure.finish.reason is FinishReason.CANCELLED:
                 return
-            error = error_of_finish(failure.finish, self._retry_after_s())
+            error = error_of_finish(failure.finish, self._admission.retry_after_s())
             log_fault(error, self._scope)
             data = encoder.failing(error)
             if marker is not None and error.status < 500:  # else another replica may do better: the router sees no end
@@ -188,6 +220,21 @@ class Plain:
             headers = [*headers, (marks.USAGE_HEADER, b"%d %d %d" % relayed.count)]
         await send({"type": "http.response.start", "status": self._status, "headers": headers})
         await send({"type": "http.response.body", "body": self._body})
+
+
+class Parts:
+    """An answer of unknown end: its parts are sent as they come."""
+
+    def __init__(self, parts: AsyncGenerator[bytes, None], headers: Iterable[tuple[bytes, bytes]]) -> None:
+        self._parts = parts
+        self._headers = list(headers)
+
+    async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
+        async with aclosing(self._parts):
+            await send({"type": "http.response.start", "status": 200, "headers": self._headers})
+            async for part in self._parts:
+                await send({"type": "http.response.body", "body": part, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
 
 
 class Json(Plain):

@@ -10,13 +10,14 @@ from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
+from penstock.service import marks
 from penstock.service.config import ServerConfig
 from penstock.service.edge.bodies import IN_FLIGHT, BodiesInFlight, BodyAccount
 from penstock.service.edge.memory import LARGE_BYTES, trim_memory
-from penstock.service.server.http.connection import exchange_of, until_gone
+from penstock.service.server.http.connection import until_gone
+from penstock.service.server.http.exchange import RELAYED, exchange_of
 from penstock.service.server.http.faults import ApiError, ErrorKind, invalid, unsupported
 from penstock.service.server.http.large import BYTES_BEGUN, BurstGate, Turns, yield_to_others
-from penstock.service.server.http.relay import RELAYED, split_body
 
 B = TypeVar("B", bound=msgspec.Struct)
 
@@ -34,6 +35,8 @@ MAX_VALUES = 1 << 18
 """Commas of a body, and colons: what is beyond takes longer to take apart than it is worth. A context that is longer than the
 bound on names raises it, since a text may hold one a token."""
 MAX_NAMES = 1 << 15
+MAX_RESUME_BYTES = 4 << 20
+"""Of the tokens of an answer that another replica began."""
 MAX_FIELDS = 1024
 """Names that a body may have itself."""
 LEAST_RUN_BYTES = 1 << 20
@@ -127,6 +130,8 @@ async def read_body(request: Request, limits: BodyLimits, account: BodyAccount |
     try:
         async with asyncio.timeout(GRACE_S) as patience:
             async for part in request.stream():
+                if not part:  # its end
+                    continue
                 scan.take(part)
                 if account is not None:
                     account.add(len(part))
@@ -209,6 +214,19 @@ class BoundedRequest(Request):
             if num_bytes > self._max_bytes:
                 raise _too_large(self._max_bytes)
             yield part
+
+
+def split_body(request: Request, body: bytes) -> tuple[bytes, dict[int, list[int]] | None]:
+    """The client's own body, and the tokens its answer goes on after."""
+    size = request.headers.get(marks.RESUME_HEADER.decode())
+    if size is None:
+        return body, None
+    if not size.isdecimal() or len(size) > 9 or int(size) > min(len(body), MAX_RESUME_BYTES):
+        raise invalid("the answer to go on with is not as long as was said", code="invalid_resume")
+    try:
+        return body[int(size) :], marks.resumed_tokens(body[: int(size)])
+    except ValueError:
+        raise invalid("the answer to go on with is no list of tokens", code="invalid_resume") from None
 
 
 def parse(data: bytes, type_: type[B], refused: Mapping[str, str]) -> tuple[B, tuple[str, ...]]:

@@ -1,4 +1,4 @@
-"""The calls in progress, watched over: those that wait are sent their progress."""
+"""Answers in parts that are on their way, watched over: those that wait are sent their progress."""
 
 import asyncio
 import contextlib
@@ -28,7 +28,7 @@ class OpenCall(NamedTuple):
 
 
 class Calls:
-    """Every call is here from its first news to its last byte."""
+    """Every call whose answer is sent in parts is here while more of it may come."""
 
     def __init__(self) -> None:
         self._open: dict[Call, OpenCall] = {}
@@ -38,7 +38,8 @@ class Calls:
         self._open[opened.call] = opened
 
     def leave(self, call: Call) -> None:
-        del self._open[call]
+        """Once or more."""
+        self._open.pop(call, None)
 
     async def watch(self) -> None:
         """Runs for ever."""
@@ -56,25 +57,24 @@ class Calls:
         call = opened.call
         since_s = call.sending_since_s
         patience_s = SWEEP_S if call.reports_progress and call.waiting else PING_S
-        if since_s is None and call.is_streaming and now - call.wrote_s > patience_s:
-            self._pings.add(ping := asyncio.create_task(_ping(opened)))
+        if since_s is None and now - call.wrote_s > patience_s:
+            self._pings.add(ping := asyncio.create_task(self._ping(opened)))
             ping.add_done_callback(self._pings.discard)
 
-
-async def _ping(opened: OpenCall) -> None:
-    """A task of its own: a client that does not read delays no other."""
-    call = opened.call
-    call.wrote_s = time.monotonic()
-    data = _sign_of_life(opened)
-    if not data:
-        return
-    if call.is_marked:
-        data += marks.mark_of(())
-    call.sending_since_s = call.wrote_s
-    with contextlib.suppress(RuntimeError):  # the answer may end while this waits to be written
-        if call.is_streaming:
-            await opened.send({"type": "http.response.body", "body": data, "more_body": True})
-    call.sending_since_s = None
+    async def _ping(self, opened: OpenCall) -> None:
+        """A task of its own: a client that does not read delays no other."""
+        call = opened.call
+        call.wrote_s = time.monotonic()
+        data = _sign_of_life(opened)
+        if not data:
+            return
+        if call.is_marked:
+            data += marks.mark_of(())
+        call.sending_since_s = call.wrote_s
+        with contextlib.suppress(RuntimeError):  # the answer may end while this waits to be written
+            if call in self._open:
+                await opened.send({"type": "http.response.body", "body": data, "more_body": True})
+        call.sending_since_s = None
 
 
 def _sign_of_life(opened: OpenCall) -> bytes:

@@ -1,9 +1,7 @@
-"""One client's connection: the HTTP parser's, with bounds on how much and how slowly it may send before we listen; and what
-is known of each exchange on it, one typed value in its scope."""
+"""One client's connection: the HTTP parser's, with bounds on how much and how slowly it may send before we listen."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -12,51 +10,9 @@ from penstock.service.edge.flow import Flow
 from penstock.service.edge.headers import HEADERS_S, MAX_HEADER_BYTES, MAX_PIPELINED, MAX_UNWANTED_BYTES, too_long
 from penstock.service.edge.refusal import Refusal, not_http
 
-KEY = "penstock"
 LOOK_S = 0.1
 """When a client's time is up we look once more: what it sent while we did not run has not been read yet."""
 _ERRORS = {400: "Bad Request", 431: "Request Header Fields Too Large"}
-
-
-@dataclass(slots=True)
-class ServerExchange:
-    """Made when a request arrives, filled by the floors it passes: guard, front, pool, call."""
-
-    request_id: bytes = b""
-    start_s: float = 0.0
-    """When its headers were there."""
-    dialect: Any = None
-    """How errors and signs of life are worded on its path."""
-    send: Any = None
-    """Begins its answer early, while its model is being loaded."""
-    tenant: str = ""
-    is_admin: bool = False
-    relayed: Any = None
-    """What a router that is believed says of it."""
-    read_s: float | None = None
-    """When its body was there."""
-    model: str = ""
-    leave: Callable[[], None] | None = None
-    """Gives its place back."""
-    call: Any = None
-    timings: dict[str, float] = field(default_factory=dict)
-    fault: Any = None
-    """The error it was answered with."""
-
-    @property
-    def name(self) -> str:
-        return self.request_id.decode()
-
-
-def exchange_of(scope: Mapping[str, Any]) -> ServerExchange:
-    """The exchange of a scope; a scope that did not pass the guard has an empty one."""
-    found = scope.get(KEY)
-    if isinstance(found, ServerExchange):
-        return found
-    made = ServerExchange()
-    if isinstance(scope, dict):
-        scope[KEY] = made
-    return made
 
 
 async def until_gone(receive: Callable[[], Awaitable[Any]]) -> None:

@@ -13,7 +13,7 @@ from penstock.errors import CapacityError, PenstockError, RequestError, StoreErr
 from penstock.runtime.core.batch import Fault, Finish
 from penstock.runtime.engine.client import GONE, SHUTTING_DOWN
 from penstock.service import marks
-from penstock.service.server.http.connection import exchange_of
+from penstock.service.server.http.exchange import exchange_of
 
 LOGGER = logging.getLogger(__name__)
 Headers = tuple[tuple[bytes, bytes], ...]

@@ -25,10 +25,9 @@ from penstock.service.edge.refusal import Refusal
 from penstock.service.edge.stamp import TRUST_HEADER, RelayStamp, read_stamp
 from penstock.service.server.dialect import Dialect
 from penstock.service.server.http.answer import Json
-from penstock.service.server.http.connection import KEY, ServerExchange, exchange_of
+from penstock.service.server.http.exchange import KEY, ServerExchange, exchange_of, relayed_by
 from penstock.service.server.http.faults import ApiError, ErrorKind, error_of, failed, log_fault
 from penstock.service.server.http.large import TENANT, BurstGate
-from penstock.service.server.http.relay import relayed_by
 from penstock.service.server.websocket.session import SocketSession, refuse
 
 LOGGER = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from penstock.service import kv_events
 from penstock.service.server.blocks import offer_of
 from penstock.service.server.front import Front
 from penstock.service.server.http.answer import Json, Plain
-from penstock.service.server.http.connection import exchange_of
+from penstock.service.server.http.exchange import exchange_of
 
 
 async def live(request: Request) -> Json:

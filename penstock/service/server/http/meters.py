@@ -15,6 +15,7 @@ from penstock.metrics.exposition import (
     Buckets,
     Counter,
     Gauge,
+    GaugeTable,
     Metric,
 )
 from penstock.metrics.step_model import OnlineStepModel
@@ -125,7 +126,7 @@ class Meters:
 
     def enter(self, call: Call) -> None:
         for request in call.requests:
-            timeline = Timeline(call.arrival_s, len(request.prompt), call.parameters.sampling.n)
+            timeline = Timeline(call.arrival_s, len(request.prompt), request.params.n)
             self._open[request.request_id] = Watch(call, request, timeline)
 
     def leave(self, call: Call) -> None:
@@ -211,7 +212,7 @@ class Meters:
             self._count_tiers(timeline.num_prompt, prefix)
         if self.watch_prefix is not None:
             self.watch_prefix(watch.request, prefix.num_reused)
-        if watch.call.parameters.is_batch:
+        if watch.request.is_batch:
             return  # how long it takes is nobody's concern
         self._admission.drain.add(now)
         self.queue.add(max(prefix.admitted_s - timeline.arrival_s, 0.0))
@@ -237,7 +238,7 @@ class Meters:
     def _end(self, watch: Watch, outcome: Outcome, now: float) -> None:
         timeline = watch.timeline
         self.ended.add(1, (("finished_reason", FINISHED_REASON.get(outcome, "error")),))
-        if outcome.is_success and not watch.call.parameters.is_batch:
+        if outcome.is_success and not watch.request.is_batch:
             self.e2e.add(now - timeline.arrival_s)
             self.prompt_sizes.add(timeline.num_prompt)
             self.output_sizes.add(timeline.num_tokens)
@@ -347,10 +348,7 @@ def _step_model(model: OnlineStepModel) -> list[Gauge]:
     if errors is None:
         return []
     help = "Seconds that a step takes for one of each, as fitted to the last steps"
-    terms = [
-        Gauge("penstock_step_seconds", help, partial(float, one), (("term", name),))
-        for name, one in model.seconds.items()
-    ]
+    terms = GaugeTable("penstock_step_seconds", help, [((("term", name),), one) for name, one in model.seconds.items()])
     rows = (
         (
             "penstock_step_model_error",
@@ -360,13 +358,14 @@ def _step_model(model: OnlineStepModel) -> list[Gauge]:
         ("penstock_step_model_error_p90", "Nine in ten of those errors are smaller", errors.p90),
         ("penstock_step_model_bias", "Predicted time of the last steps over theirs, less one", errors.bias),
     )
-    return [*terms, *(Gauge(name, help, partial(float, value)) for name, help, value in rows)]
+    return [terms, *(Gauge(name, help, partial(float, value)) for name, help, value in rows)]
 
 
 def _tier_sizes(tiers: TierCounts | None) -> list[Gauge]:
-    sizes = () if tiers is None else (("host", tiers.host_bytes), ("disk", tiers.disk_bytes))
-    help = "Bytes of KV blocks that a tier holds"
-    return [Gauge("penstock_kv_tier_bytes", help, partial(float, size), (("tier", tier),)) for tier, size in sizes]
+    if tiers is None:
+        return []
+    rows = [((("tier", "host"),), tiers.host_bytes), ((("tier", "disk"),), tiers.disk_bytes)]
+    return [GaugeTable("penstock_kv_tier_bytes", "Bytes of KV blocks that a tier holds", rows)]
 
 
 def _tier_events(tiers: TierCounts | None) -> list[Counter]:

@@ -10,11 +10,12 @@ from typing import Any
 
 from penstock.metrics.spans import close_provider, nanoseconds, open_provider
 from penstock.service.server.http.call import Call
-from penstock.service.server.http.connection import exchange_of
+from penstock.service.server.http.exchange import exchange_of
 from penstock.service.server.usage import usage_of
 
 PARTS = ("queue", "prefill", "decode", "flush")
 """Of a request's time, in order."""
+ASKED = ("temperature", "top_p", "top_k", "max_tokens", "seed")
 OPERATIONS = {"/v1/chat/completions": "chat", "/v1/completions": "text_completion", "/v1/embeddings": "embeddings"}
 
 
@@ -74,15 +75,8 @@ class SpanTracer:
 
 
 def _asked(call: Call) -> dict[str, Any]:
-    params = call.parameters.sampling
-    asked = {
-        "temperature": params.temperature,
-        "top_p": params.top_p,
-        "top_k": params.top_k,
-        "max_tokens": params.max_tokens,
-        "seed": params.seed,
-        "choice.count": params.n,
-    }
+    params = call.requests[0].params
+    asked = {name: getattr(params, name) for name in ASKED} | {"choice.count": params.n}
     return {f"gen_ai.request.{name}": value for name, value in asked.items() if value is not None}
 
 

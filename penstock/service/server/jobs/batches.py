@@ -17,7 +17,7 @@ from penstock.service.server.jobs.lines import batch_bound
 from penstock.service.server.jobs.protocol import BatchBody
 from penstock.service.server.jobs.runner import BatchRunner
 from penstock.service.server.jobs.service import Jobs
-from penstock.service.server.prepare import check_bound
+from penstock.service.server.usage import check_bound
 from penstock.service.store import jobs as tables
 from penstock.service.store.database import reading, writing
 from penstock.service.store.jobs import OPEN, BatchRow

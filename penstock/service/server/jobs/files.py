@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import AsyncGenerator
 from typing import Any, BinaryIO
 
 from starlette.datastructures import UploadFile
@@ -10,7 +11,7 @@ from starlette.requests import Request
 
 from penstock.service.edge.paging import page_of
 from penstock.service.server.front import tenant_of
-from penstock.service.server.http.answer import Json, Send
+from penstock.service.server.http.answer import Json, Parts
 from penstock.service.server.http.body import BoundedRequest
 from penstock.service.server.http.faults import ApiError, ErrorKind, invalid
 from penstock.service.server.jobs.service import Jobs
@@ -95,10 +96,11 @@ async def retrieve_file(request: Request) -> Json:
     return Json(file_value(await file_row(request.app.state.jobs, request.path_params["id"], tenant_of(request))))
 
 
-async def file_content(request: Request) -> "FileContent":
+async def file_content(request: Request) -> Parts:
     jobs: Jobs = request.app.state.jobs
     row = await file_row(jobs, request.path_params["id"], tenant_of(request))
-    return FileContent(jobs.storage.blobs.path(row.id).open("rb"), row.num_bytes)
+    headers = [(b"content-type", b"application/octet-stream"), (b"content-length", b"%d" % row.num_bytes)]
+    return Parts(_parts(jobs.storage.blobs.path(row.id).open("rb")), headers)
 
 
 async def delete_file(request: Request) -> Json:
@@ -132,23 +134,10 @@ def file_value(row: FileRow) -> dict[str, Any]:
     }
 
 
-class FileContent:
-    """A file, sent in parts."""
-
-    def __init__(self, file: BinaryIO, num_bytes: int) -> None:
-        self._file = file
-        self._num_bytes = num_bytes
-
-    async def __call__(self, scope: Any, receive: Any, send: Send) -> None:
-        headers = [
-            (b"content-type", b"application/octet-stream"),
-            (b"content-length", str(self._num_bytes).encode()),
-        ]
-        with self._file as file:
-            await send({"type": "http.response.start", "status": 200, "headers": headers})
-            while part := await asyncio.to_thread(file.read, PART_BYTES):
-                await send({"type": "http.response.body", "body": part, "more_body": True})
-        await send({"type": "http.response.body", "body": b""})
+async def _parts(file: BinaryIO) -> AsyncGenerator[bytes, None]:
+    with file:
+        while part := await asyncio.to_thread(file.read, PART_BYTES):
+            yield part
 
 
 def _expiry(given: Any) -> int | None:

@@ -94,37 +94,33 @@ def read_line(number: int, data: bytes) -> BatchLine:
 
 
 def _fault_of(number: int, data: bytes, endpoint: str | None, seen: set[str]) -> LineFault | None:
+    def fault(code: str, what: str, param: str | None = None) -> LineFault:
+        return LineFault(code, f"line {number}{what}", number, param)
+
     if len(data) > MAX_LINE_BYTES:
-        return LineFault("line_too_long", f"line {number} is longer than {MAX_LINE_BYTES:,} bytes; shorten it", number)
+        return fault("line_too_long", f" is longer than {MAX_LINE_BYTES:,} bytes; shorten it")
     try:
         raw = msgspec.json.decode(data)
     except (ValueError, RecursionError):
-        return LineFault("invalid_json_line", f"line {number} is not JSON; send one object a line", number)
+        return fault("invalid_json_line", " is not JSON; send one object a line")
     if not isinstance(raw, dict):
-        return LineFault("invalid_json_line", f"line {number} is not a JSON object", number)
+        return fault("invalid_json_line", " is not a JSON object")
     custom_id = raw.get("custom_id")
     if not isinstance(custom_id, str) or not custom_id:
-        return LineFault("missing_required_parameter", f"line {number} has no custom_id; name it", number, "custom_id")
+        return fault("missing_required_parameter", " has no custom_id; name it", "custom_id")
     if custom_id in seen:
-        return LineFault(
-            "duplicate_custom_id",
-            f"line {number} has the custom_id of an earlier one: {custom_id[:80]!r}",
-            number,
-            "custom_id",
-        )
+        return fault("duplicate_custom_id", f" has the custom_id of an earlier one: {custom_id[:80]!r}", "custom_id")
     seen.add(custom_id)
     if raw.get("method", "POST") != "POST":
-        return LineFault("invalid_method", f"line {number} has a method other than POST", number, "method")
+        return fault("invalid_method", " has a method other than POST", "method")
     url = raw.get("url")
     if url not in ENDPOINTS or endpoint not in (None, url):
-        message = f"line {number} is for {str(url)[:80]!r}; it must be for {endpoint or ', '.join(ENDPOINTS)}"
-        return LineFault("mismatched_endpoint", message, number, "url")
+        asked = endpoint or ", ".join(ENDPOINTS)
+        return fault("mismatched_endpoint", f" is for {str(url)[:80]!r}; it must be for {asked}", "url")
     try:
         checked_body(ENDPOINTS[url], raw.get("body"))
     except ApiError as error:
-        return LineFault(
-            error.code or "invalid_value", f"line {number}: {error.message}", number, f"body.{error.param}"
-        )
+        return fault(error.code or "invalid_value", f": {error.message}", f"body.{error.param}")
     return None
 
 

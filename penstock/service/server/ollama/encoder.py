@@ -14,12 +14,11 @@ from penstock.runtime.text.stream.segments import (
     reasoning_of,
 )
 from penstock.runtime.text.tokenizer.tokenizer import Tokenizer
-from penstock.service.server.http.call import Call
+from penstock.service.server.http.call import LENGTH, Call, Piece
 from penstock.service.server.http.faults import ApiError
 from penstock.service.server.ollama.dialect import DIALECT, line_of
 from penstock.service.server.openai.logprobs import chat_entries
 from penstock.service.server.usage import usage_of, what_is_forgotten
-from penstock.service.server.writer import LENGTH, Piece
 
 
 class OllamaEncoder:
@@ -33,8 +32,8 @@ class OllamaEncoder:
         self._is_chat = is_chat
         self._num_top = num_top
         self._kept: list[Piece] = []
-        self._arguments: dict[int, list[str]] = {}
-        self._names: dict[int, str] = {}
+        self._calls: dict[int, tuple[str, list[str]]] = {}
+        """Names, and what has come of the arguments."""
         self._finish_reason: str | None = None
 
     def opening(self, call: Call) -> bytes:
@@ -94,13 +93,13 @@ class OllamaEncoder:
         for segment in segments:
             match segment:
                 case ToolCallStart(index, name, _):
-                    self._names[index] = name
-                    self._arguments[index] = []
+                    self._calls[index] = name, []
                 case ToolCallArguments(index, text):
-                    self._arguments[index].append(text)
+                    self._calls[index][1].append(text)
                 case ToolCallEnd(index):
-                    arguments = arguments_of("".join(self._arguments.pop(index)))
-                    calls.append({"function": {"index": index, "name": self._names.pop(index), "arguments": arguments}})
+                    name, parts = self._calls.pop(index)
+                    arguments = arguments_of("".join(parts))
+                    calls.append({"function": {"index": index, "name": name, "arguments": arguments}})
         return calls
 
     def _end(self, call: Call, timings: dict[str, float] | None) -> dict[str, Any]:

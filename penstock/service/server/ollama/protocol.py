@@ -90,6 +90,10 @@ class OllamaChatBody(OllamaSampling, kw_only=True):
     truncate: bool | None = None
     shift: bool | None = None
 
+    @property
+    def asks(self) -> bool:
+        return bool(self.messages)
+
 
 class GenerateBody(OllamaSampling, kw_only=True):
     """A prompt to be answered, or with `raw` continued."""
@@ -103,6 +107,10 @@ class GenerateBody(OllamaSampling, kw_only=True):
     images: list[Any] | None = None
     truncate: bool | None = None
     shift: bool | None = None
+
+    @property
+    def asks(self) -> bool:
+        return bool(self.prompt or self.suffix)
 
 
 class EmbedBody(Struct, kw_only=True):

@@ -4,6 +4,7 @@ import math
 
 import msgspec
 
+from penstock.runtime.text.tools.grammar import Tool
 from penstock.service.server.generation import (
     TEXT,
     CacheHints,
@@ -14,7 +15,6 @@ from penstock.service.server.generation import (
     OutputForm,
     SamplingOptions,
     Texts,
-    Tool,
     ToolCall,
 )
 from penstock.service.server.http.faults import OLLAMA_NAMES, checked_name, invalid, unsupported
@@ -97,12 +97,8 @@ def keep_alive_s(given: str | float | int | None) -> float | None:
         return None
     seconds = duration_s(given) if isinstance(given, str) else float(given)
     if seconds is None or not math.isfinite(seconds):
-        raise _bad_duration()
+        raise invalid('keep_alive must be a duration such as "10m", or a number of seconds', "keep_alive")
     return seconds
-
-
-def _bad_duration() -> Exception:
-    return invalid('keep_alive must be a duration such as "10m", or a number of seconds', "keep_alive")
 
 
 def _message(message: OllamaMessage, number: int) -> ChatMessage:

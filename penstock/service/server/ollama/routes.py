@@ -6,7 +6,7 @@ from typing import Any
 from starlette.requests import Request
 
 from penstock.service.server.front import Begun, Counted, Front, Prepared
-from penstock.service.server.generation import Caller, Delivery, Generation, Texts
+from penstock.service.server.generation import Delivery, Generation, Texts
 from penstock.service.server.http.answer import Json
 from penstock.service.server.http.faults import ApiError, ErrorKind, invalid
 from penstock.service.server.ollama.encoder import OllamaEncoder
@@ -16,7 +16,6 @@ from penstock.service.server.ollama.protocol import (
     GenerateBody,
     LegacyEmbedBody,
     OllamaChatBody,
-    OllamaSampling,
 )
 from penstock.service.server.ollama.request import chat_generation, keep_alive_s, prompt_generation
 from penstock.service.server.openai.embeddings import embedded
@@ -33,62 +32,47 @@ INFILL_MARKS = (
 
 async def chat(request: Request) -> Counted | Json:
     front: Front = request.app.state.front
-    begun = await front.begin(request, OllamaChatBody, REFUSED, _chat_delivery)
-    if not begun.body.messages:
+    begun = await front.begin(request, OllamaChatBody, REFUSED, _delivery)
+    if not begun.body.asks:
         return _nothing_asked(front, request, begun, {"message": {"role": "assistant", "content": ""}})
-    generation = chat_generation(begun.body)
-    return front.answer(await _prepared(begun.model, begun.caller, begun.body, generation, is_chat=True), begun)
+    return await _answered(front, begun, chat_generation(begun.body), is_chat=True)
 
 
 async def generate(request: Request) -> Counted | Json:
     front: Front = request.app.state.front
-    begun = await front.begin(request, GenerateBody, REFUSED, _prompt_delivery)
-    if not begun.body.prompt and not begun.body.suffix:
-        return _nothing_asked(front, request, begun, {"response": ""})
-    return await _generated(front, begun)
-
-
-async def _generated(front: Front, begun: "Begun[GenerateBody]") -> Counted:
+    begun = await front.begin(request, GenerateBody, REFUSED, _delivery)
     body = begun.body
-    if body.suffix:
-        generation = _infill(begun.model, body)
-    else:
-        generation = prompt_generation(body, tuple(body.context or ()))
-    return front.answer(await _prepared(begun.model, begun.caller, body, generation, is_chat=False), begun)
+    if not body.asks:
+        return _nothing_asked(front, request, begun, {"response": ""})
+    generation = _infill(begun.model, body) if body.suffix else prompt_generation(body, tuple(body.context or ()))
+    return await _answered(front, begun, generation, is_chat=False)
 
 
-async def _prepared(
-    model: ServedModel, caller: Caller, body: OllamaSampling, generation: Generation, *, is_chat: bool
-) -> Prepared:
+async def _answered(
+    front: Front, begun: Begun[OllamaChatBody] | Begun[GenerateBody], generation: Generation, *, is_chat: bool
+) -> Counted:
+    body, model = begun.body, begun.model
     num_ctx = body.options.num_ctx if body.options else None
     if num_ctx is not None and num_ctx > model.facts.max_context:
         raise invalid(
             f"num_ctx is {num_ctx:,}; this model is served with {model.facts.max_context:,}; lower it",
             "options.num_ctx",
         )
-    call = await prepare(model, caller, generation)
+    call = await prepare(model, begun.caller, generation)
     num_top = generation.sampling.num_logprobs
     encoder = OllamaEncoder(body.model, model.tokenizer, is_chat=is_chat, num_top=num_top)
-    return Prepared(model, call, encoder, _delivery(body, asks=True))
+    return Counted(front, Prepared(model, call, encoder), begun)
 
 
-def _delivery(body: OllamaSampling, *, asks: bool) -> Delivery:
+def _delivery(body: OllamaChatBody | GenerateBody) -> Delivery:
     alive_s = keep_alive_s(body.keep_alive)
     return Delivery(
         is_stream=body.stream is not False,
         reports_progress=bool(body.include_progress),
         reports_timings=True,
         keep_alive_s=alive_s,
-        is_unload=not asks and alive_s == 0.0,
+        is_unload=not body.asks and alive_s == 0.0,
     )
-
-
-def _chat_delivery(body: OllamaChatBody) -> Delivery:
-    return _delivery(body, asks=bool(body.messages))
-
-
-def _prompt_delivery(body: GenerateBody) -> Delivery:
-    return _delivery(body, asks=bool(body.prompt or body.suffix))
 
 
 def _kept(body: EmbedBody | LegacyEmbedBody) -> Delivery:
@@ -103,7 +87,7 @@ def _infill(model: ServedModel, body: GenerateBody) -> Generation:
         raise invalid(f"{body.model[:80]} does not support insert; leave suffix out", "suffix")
     before, after, middle = marks
     text = f"{before}{body.prompt or ''}{after}{body.suffix}{middle}"
-    generation = prompt_generation(GenerateBody(**{name: getattr(body, name) for name in body.__struct_fields__}))
+    generation = prompt_generation(body)
     return Generation(prompt=Texts(given=text), sampling=generation.sampling, output=generation.output, param="prompt")
 
 

@@ -7,68 +7,56 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from penstock.runtime.text.stream.segments import Segment, ToolCallArguments, ToolCallStart
-from penstock.service.server.http.relay import random_hex
-from penstock.service.server.writer import TOOL_CALLS
+from penstock.service.server.http.call import TOOL_CALLS
+from penstock.service.server.http.exchange import random_hex
 
 
 class CallWords(NamedTuple):
     """How one generation of clients reads calls."""
 
     finish_reason: str
-    deltas: Callable[[Sequence[Segment]], list[dict[str, Any]]]
-    """What of a stream's deltas is about calls, one each."""
-    message: Callable[[Sequence[Segment]], dict[str, Any]]
-    """What a whole message has of them; empty if there are none."""
+    begun: Callable[[ToolCallStart], dict[str, Any]]
+    more: Callable[[ToolCallArguments], dict[str, Any]]
+    told: Callable[[list[dict[str, Any]]], dict[str, Any]]
+    """What a whole message has of its calls, each as OpenAI words one today."""
 
     def reason(self, reason: str | None) -> str | None:
         return self.finish_reason if reason == TOOL_CALLS else reason
 
+    def deltas(self, segments: Sequence[Segment]) -> list[dict[str, Any]]:
+        """What of a stream's deltas is about calls, one each: what a call is comes once, then more of its arguments."""
+        return [
+            self.begun(one) if isinstance(one, ToolCallStart) else self.more(one)
+            for one in segments
+            if isinstance(one, ToolCallStart | ToolCallArguments)
+        ]
 
-def _tool_deltas(segments: Sequence[Segment]) -> list[dict[str, Any]]:
-    """Id, type and name come once; what follows has the index and more of the arguments."""
-    deltas: list[dict[str, Any]] = []
-    for segment in segments:
-        match segment:
-            case ToolCallStart(index, name, call_id):
-                function = {"name": name, "arguments": ""}
-                start = {"index": index, "id": call_id or _new_call_id(), "type": "function", "function": function}
-                deltas.append({"tool_calls": [start]})
-            case ToolCallArguments(index, text):
-                deltas.append({"tool_calls": [{"index": index, "function": {"arguments": text}}]})
-    return deltas
-
-
-def _tool_message(segments: Sequence[Segment]) -> dict[str, Any]:
-    calls: list[dict[str, Any]] = []
-    for segment in segments:
-        match segment:
-            case ToolCallStart(_, name, call_id):
-                function = {"name": name, "arguments": ""}
-                calls.append({"id": call_id or _new_call_id(), "type": "function", "function": function})
-            case ToolCallArguments(_, text):
-                calls[-1]["function"]["arguments"] += text
-    return {"tool_calls": calls} if calls else {}
+    def message(self, segments: Sequence[Segment]) -> dict[str, Any]:
+        """What a whole message has of them; empty if there are none."""
+        calls: list[dict[str, Any]] = []
+        for segment in segments:
+            match segment:
+                case ToolCallStart():
+                    calls.append(_call(segment))
+                case ToolCallArguments(_, text):
+                    calls[-1]["function"]["arguments"] += text
+        return self.told(calls) if calls else {}
 
 
-def _function_deltas(segments: Sequence[Segment]) -> list[dict[str, Any]]:
-    deltas: list[dict[str, Any]] = []
-    for segment in segments:
-        match segment:
-            case ToolCallStart(_, name, _):
-                deltas.append({"function_call": {"name": name, "arguments": ""}})
-            case ToolCallArguments(_, text):
-                deltas.append({"function_call": {"arguments": text}})
-    return deltas
+def _call(start: ToolCallStart) -> dict[str, Any]:
+    function = {"name": start.name, "arguments": ""}
+    return {"id": start.call_id or f"call_{random_hex()}", "type": "function", "function": function}
 
 
-def _function_message(segments: Sequence[Segment]) -> dict[str, Any]:
-    calls = _tool_message(segments).get("tool_calls")
-    return {"function_call": calls[0]["function"]} if calls else {}
-
-
-def _new_call_id() -> str:
-    return f"call_{random_hex()}"
-
-
-TOOL_WORDS = CallWords(TOOL_CALLS, _tool_deltas, _tool_message)
-FUNCTION_WORDS = CallWords("function_call", _function_deltas, _function_message)
+TOOL_WORDS = CallWords(
+    TOOL_CALLS,
+    begun=lambda start: {"tool_calls": [{"index": start.call} | _call(start)]},
+    more=lambda more: {"tool_calls": [{"index": more.call, "function": {"arguments": more.text}}]},
+    told=lambda calls: {"tool_calls": calls},
+)
+FUNCTION_WORDS = CallWords(
+    "function_call",
+    begun=lambda start: {"function_call": {"name": start.name, "arguments": ""}},
+    more=lambda more: {"function_call": {"arguments": more.text}},
+    told=lambda calls: {"function_call": calls[0]["function"]},
+)

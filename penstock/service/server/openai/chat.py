@@ -1,6 +1,8 @@
-"""/v1/chat/completions: messages in, a message or its chunks out."""
+"""/v1/chat/completions: messages in, a message or its chunks out; and what its answers share with those of text completions:
+their head, the frame around their chunks, what they used."""
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 from starlette.requests import Request
@@ -12,24 +14,27 @@ from penstock.runtime.text.stream.segments import (
     joined,
     reasoning_of,
 )
+from penstock.service.server.dialect import Dialect
 from penstock.service.server.front import Counted, Front, Prepared
 from penstock.service.server.generation import Caller
 from penstock.service.server.http import sse
-from penstock.service.server.http.call import Call
+from penstock.service.server.http.call import Call, Piece
+from penstock.service.server.http.exchange import random_hex, unix_time
+from penstock.service.server.http.faults import ApiError
 from penstock.service.server.openai.calls import FUNCTION_WORDS, TOOL_WORDS
-from penstock.service.server.openai.encoder import ChoicesEncoder, with_best
+from penstock.service.server.openai.dialect import DIALECT
 from penstock.service.server.openai.logprobs import chat_entries
-from penstock.service.server.openai.protocol import REFUSED, ChatBody
+from penstock.service.server.openai.protocol import REFUSED, ChatBody, Sampling
 from penstock.service.server.openai.request import chat_generation, check_strictly, delivery_of
 from penstock.service.server.prepare import prepare
 from penstock.service.server.served import ServedModel
-from penstock.service.server.writer import Piece
+from penstock.service.server.usage import usage_of, what_is_forgotten
 
 
 async def complete_chat(request: Request) -> Counted:
     front: Front = request.app.state.front
     begun = await front.begin(request, ChatBody, REFUSED, delivery_of)
-    return front.answer(await prepare_chat(front, begun.model, begun.caller, begun.body), begun)
+    return Counted(front, await prepare_chat(front, begun.model, begun.caller, begun.body), begun)
 
 
 async def prepare_chat(front: Front, model: ServedModel, caller: Caller, body: ChatBody) -> Prepared:
@@ -38,7 +43,72 @@ async def prepare_chat(front: Front, model: ServedModel, caller: Caller, body: C
     generation = chat_generation(body)
     call = await prepare(model, caller, generation)
     encoder = ChatEncoder(front, model, body, generation.sampling.num_logprobs)
-    return Prepared(model, call, with_best(encoder, body, generation.sampling.num_logprobs), delivery_of(body))
+    return Prepared(model, call, encoder)
+
+
+class ChoicesEncoder:
+    """An answer of choices. `kind` is the object's name, `chunk` what its chunks say beside the head."""
+
+    dialect: Dialect = DIALECT
+
+    def __init__(
+        self, front: Front, model: ServedModel, body: Sampling, prefix: str, kind: str, chunk: dict[str, Any]
+    ) -> None:
+        self._tokenizer = model.tokenizer
+        self._num_choices = body.n or 1
+        self._has_usage = bool(body.stream_options and body.stream_options.include_usage)
+        self._reports_ids = bool(body.return_token_ids)
+        self._head: dict[str, Any] = {
+            "id": f"{prefix}-{random_hex()}",
+            "object": kind,
+            "created": unix_time(),
+            "model": model.name,
+            "system_fingerprint": front.fingerprint,
+        }
+        self._chunk = chunk
+        self._end = b"}]" + (b',"usage":null' if self._has_usage else b"") + b"}\n\n"
+
+    @cached_property
+    def _begin(self) -> bytes:
+        return b"data: " + sse.quoted(self._head | self._chunk)[:-1] + b',"choices":'
+
+    def closing(self, call: Call, timings: dict[str, float] | None) -> bytes:
+        if not self._has_usage:
+            return sse.DONE
+        return self._begin + b'[],"usage":' + sse.quoted(self._usage(call, timings)) + b"}\n\n" + sse.DONE
+
+    def failing(self, error: ApiError) -> bytes:
+        return DIALECT.error_event(error, "")
+
+    def _usage(self, call: Call, timings: dict[str, float] | None) -> dict[str, Any]:
+        """With the times of the call, and why its prompt was not found in the cache, if they were asked for."""
+        usage = usage_of(call)
+        value: dict[str, Any] = {
+            "prompt_tokens": usage.num_prompt,
+            "completion_tokens": usage.num_output,
+            "total_tokens": usage.num_prompt + usage.num_output,
+            "prompt_tokens_details": {
+                "cached_tokens": usage.num_cached,
+                "cache_write_tokens": usage.num_written,
+                "audio_tokens": 0,
+                **what_is_forgotten(call),
+            },
+            "completion_tokens_details": {
+                "reasoning_tokens": usage.num_reasoning,
+                "audio_tokens": 0,
+                "accepted_prediction_tokens": usage.num_accepted,
+                "rejected_prediction_tokens": usage.num_rejected,
+            },
+        }
+        tiers = [sum(writer.from_tiers[place] for writer in call.writers[:: call.num_choices]) for place in (0, 1)]
+        if any(tiers):
+            value["prompt_tokens_details"]["cached_tokens_by_tier"] = dict(zip(("host", "disk"), tiers))
+        if timings is None:
+            return value
+        drafts = {"draft_tokens": usage.num_draft, "accepted_draft_tokens": usage.num_accepted_draft}
+        if (miss := call.writers[0].cache_miss) != "":
+            value["prompt_tokens_details"]["cache_miss_reason"] = miss
+        return value | {"timings": timings | (drafts if usage.num_draft else {})}
 
 
 class ChatEncoder(ChoicesEncoder):
@@ -52,8 +122,11 @@ class ChatEncoder(ChoicesEncoder):
         self._num_top = num_top
         self._calls = FUNCTION_WORDS if body.functions else TOOL_WORDS
         self._kept: list[list[Piece]] = [[] for _ in range(self._num_choices)]
-        self._starts = [self._begin + b'[{"index":%d,"delta":{"content":' % index for index in range(self._num_choices)]
         self._plain_end = b'},"logprobs":null,"finish_reason":null' + self._end
+
+    @cached_property
+    def _starts(self) -> list[bytes]:
+        return [self._begin + b'[{"index":%d,"delta":{"content":' % index for index in range(self._num_choices)]
 
     def opening(self, call: Call) -> bytes:
         delta = b'{"role":"assistant","content":"","refusal":null}'

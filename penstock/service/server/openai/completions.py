@@ -1,28 +1,29 @@
 """/v1/completions: prompts in, their continuations out; with `echo` and `logprobs` as evaluation harnesses need them."""
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 from starlette.requests import Request
 
 from penstock.runtime.core.batch import Logprob
 from penstock.service.server.front import Counted, Front, Prepared
-from penstock.service.server.generation import Caller
+from penstock.service.server.generation import CacheHints, Caller, Generation, Texts
 from penstock.service.server.http import sse
-from penstock.service.server.http.call import Call
-from penstock.service.server.openai.encoder import ChoicesEncoder, with_best
+from penstock.service.server.http.call import Call, Piece
+from penstock.service.server.http.faults import invalid, unsupported
+from penstock.service.server.openai.chat import ChoicesEncoder
 from penstock.service.server.openai.logprobs import CompletionLogprobs
 from penstock.service.server.openai.protocol import REFUSED, CompletionBody
-from penstock.service.server.openai.request import check_strictly, delivery_of, text_generation
+from penstock.service.server.openai.request import check_strictly, delivery_of, output_form, sampling_options
 from penstock.service.server.prepare import prepare
 from penstock.service.server.served import ServedModel
-from penstock.service.server.writer import Piece
 
 
 async def complete_text(request: Request) -> Counted:
     front: Front = request.app.state.front
     begun = await front.begin(request, CompletionBody, REFUSED, delivery_of)
-    return front.answer(await prepare_text(front, begun.model, begun.caller, begun.body), begun)
+    return Counted(front, await prepare_text(front, begun.model, begun.caller, begun.body), begun)
 
 
 async def prepare_text(front: Front, model: ServedModel, caller: Caller, body: CompletionBody) -> Prepared:
@@ -30,7 +31,32 @@ async def prepare_text(front: Front, model: ServedModel, caller: Caller, body: C
         check_strictly(body)
     call = await prepare(model, caller, text_generation(body))
     encoder = CompletionEncoder(front, model, body, call.prompts)
-    return Prepared(model, call, with_best(encoder, body, body.logprobs), delivery_of(body))
+    return Prepared(model, call, encoder)
+
+
+def text_generation(body: CompletionBody) -> Generation:
+    if body.suffix:
+        raise unsupported("suffix", "put the whole text into the prompt")
+    max_tokens = body.max_answer
+    if not max_tokens and not body.echo:
+        raise invalid("max_tokens is 0, which asks for nothing without echo; raise it", "max_tokens")
+    num_prompt_logprobs = body.prompt_logprobs
+    if body.echo and body.logprobs is not None:
+        num_prompt_logprobs = max(body.logprobs, num_prompt_logprobs or 0)
+    sampling = sampling_options(
+        body, max_tokens=max_tokens or 1, num_logprobs=body.logprobs, num_prompt_logprobs=num_prompt_logprobs
+    )
+    return Generation(
+        prompt=Texts(given=body.prompt, adds_special=body.add_special_tokens is not False),
+        sampling=sampling,
+        output=output_form(body),
+        cache=CacheHints(salt=body.cache_salt or ""),
+        priority=body.priority or 0,
+        deadline_ms=body.deadline_ms,
+        kept_prompt_tokens=body.truncate_prompt_tokens,
+        speculate=body.speculate,
+        param="prompt",
+    )
 
 
 def _hidden(piece: Piece) -> Piece:
@@ -57,7 +83,10 @@ class CompletionEncoder(ChoicesEncoder):
         ]
         self._prompt_logprobs: list[list[Logprob]] = [[] for _ in prompts]
         self._plain_end = b',"logprobs":null,"finish_reason":null' + self._end
-        self._starts = [self._begin + b'[{"index":%d,"text":' % index for index in range(count)]
+
+    @cached_property
+    def _starts(self) -> list[bytes]:
+        return [self._begin + b'[{"index":%d,"text":' % index for index in range(len(self._kept))]
 
     def opening(self, call: Call) -> bytes:
         """Nothing; with `echo`, the prompts, unless their log probabilities have to come with them."""

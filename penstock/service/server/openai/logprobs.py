@@ -7,6 +7,7 @@ from typing import Any
 from penstock.runtime.core.batch import Logprob
 from penstock.runtime.text.tokenizer.tokenizer import Tokenizer
 
+COLUMNS = ("tokens", "token_logprobs", "top_logprobs", "text_offset", "top_token_ids")
 LEAST = -9999.0
 """Told for a token that could not have been drawn."""
 
@@ -49,42 +50,31 @@ class CompletionLogprobs:
         self._num_top = num_top
         self._has_ids = has_ids
         self._offset = 0
-        self.clear()
+        self._rows: list[tuple[Any, ...]] = []
 
     def clear(self) -> None:
         """Begin new columns where the last ended."""
-        self._tokens: list[str] = []
-        self._logprobs: list[float | None] = []
-        self._tops: list[dict[str, float] | None] = []
-        self._offsets: list[int] = []
-        self._top_ids: list[dict[str, float] | None] = []
+        self._rows = []
 
     def add_first(self, token_id: int) -> None:
         """The first token of a prompt, which nothing predicts."""
-        self._add(token_text(self._tokenizer, token_id), None, None)
-        self._top_ids.append(None)
+        self._add(token_text(self._tokenizer, token_id), None, None, None)
 
     def add(self, logprobs: Sequence[Logprob]) -> None:
         for one in logprobs:
-            text = token_text(self._tokenizer, one.token_id)
-            top = {token_text(self._tokenizer, rival): number(logprob) for rival, logprob in one.top[: self._num_top]}
-            top.setdefault(text, number(one.logprob))
-            self._add(text, number(one.logprob), top if self._num_top else None)
-            self._top_ids.append({str(rival): number(logprob) for rival, logprob in one.top[: self._num_top]})
+            text, logprob = token_text(self._tokenizer, one.token_id), number(one.logprob)
+            rivals = [(rival, number(other)) for rival, other in one.top[: self._num_top]]
+            top = {token_text(self._tokenizer, rival): other for rival, other in rivals}
+            top.setdefault(text, logprob)
+            self._add(text, logprob, top if self._num_top else None, {str(rival): other for rival, other in rivals})
 
-    def _add(self, text: str, logprob: float | None, top: dict[str, float] | None) -> None:
-        self._tokens.append(text)
-        self._logprobs.append(logprob)
-        self._tops.append(top)
-        self._offsets.append(self._offset)
+    def _add(
+        self, text: str, logprob: float | None, top: dict[str, float] | None, top_ids: dict[str, float] | None
+    ) -> None:
+        self._rows.append((text, logprob, top, self._offset, top_ids))
         self._offset += len(text)
 
     @property
     def value(self) -> dict[str, Any]:
-        return {
-            "tokens": self._tokens,
-            "token_logprobs": self._logprobs,
-            "top_logprobs": self._tops,
-            "text_offset": self._offsets,
-            **({"top_token_ids": self._top_ids} if self._has_ids else {}),
-        }
+        names = COLUMNS if self._has_ids else COLUMNS[:-1]
+        return {name: [row[place] for row in self._rows] for place, name in enumerate(names)}

@@ -1,33 +1,29 @@
-"""From OpenAI's bodies of chats and completions to a generation."""
+"""From OpenAI's bodies to a generation."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
+from penstock.runtime.text.tools.grammar import Tool
 from penstock.service.server.generation import (
+    TEXT,
     Beams,
     CacheHints,
     CachePin,
     Chat,
     ChatMessage,
     Delivery,
+    FormKind,
     Generation,
+    OutputForm,
     SamplingOptions,
-    Texts,
     ToolCall,
+    ToolChoice,
     reasoning_variables,
 )
 from penstock.service.server.http.faults import OPENAI_NAMES, checked_name, invalid, unsupported
-from penstock.service.server.openai.forms import output_form
-from penstock.service.server.openai.protocol import (
-    ChatBody,
-    CompletionBody,
-    ContentPart,
-    Message,
-    Sampling,
-    TokenizeBody,
-)
-from penstock.service.server.openai.tools import tools_and_choice
+from penstock.service.server.openai.protocol import ChatBody, ContentPart, Message, Sampling
 
 TIER_PRIORITY = {"priority": 1, "fast": 1}
 WORDS = {"text": "text", "input_text": "text", "refusal": "refusal"}
@@ -38,6 +34,30 @@ RETENTION_S = {"in_memory": None, "in-memory": None, "24h": 24 * 3600.0}
 """How long the prompt is kept on purpose; None for as long as there is room."""
 _TTL = re.compile(r"([1-9][0-9]{0,5})(s|m|h)")
 _UNIT_S = {"s": 1.0, "m": 60.0, "h": 3600.0}
+FORMS: dict[str, FormKind] = {
+    "guided_json": "schema",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+    "grammar": "grammar",
+    "json_schema": "schema",
+}
+"""Fields that hold one."""
+STRUCTURED: dict[str, FormKind] = {
+    "json": "schema",
+    "regex": "regex",
+    "choice": "choice",
+    "grammar": "grammar",
+    "json_object": "json",
+}
+"""Keys of vLLM's `structured_outputs`."""
+PASSED_OVER = ("disable_fallback", "disable_any_whitespace", "whitespace_pattern", "backend", "_backend")
+"""How another engine does it, not what the answer is."""
+SAME = (
+    *("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"),
+    *("logit_bias", "allowed_token_ids", "seed", "n", "min_tokens", "stop_token_ids"),
+)
+"""Fields that a generation has under the same names."""
 MAX_STOPS = 4
 """Values that OpenAI takes."""
 
@@ -89,37 +109,6 @@ def chat_generation(body: ChatBody) -> Generation:
     )
 
 
-def text_generation(body: CompletionBody) -> Generation:
-    if body.suffix:
-        raise unsupported("suffix", "put the whole text into the prompt")
-    max_tokens = body.max_answer
-    if not max_tokens and not body.echo:
-        raise invalid("max_tokens is 0, which asks for nothing without echo; raise it", "max_tokens")
-    num_prompt_logprobs = body.prompt_logprobs
-    if body.echo and body.logprobs is not None:
-        num_prompt_logprobs = max(body.logprobs, num_prompt_logprobs or 0)
-    sampling = sampling_options(
-        body, max_tokens=max_tokens or 1, num_logprobs=body.logprobs, num_prompt_logprobs=num_prompt_logprobs
-    )
-    return Generation(
-        prompt=Texts(given=body.prompt, adds_special=body.add_special_tokens is not False),
-        sampling=sampling,
-        output=output_form(body),
-        cache=CacheHints(salt=body.cache_salt or ""),
-        priority=body.priority or 0,
-        deadline_ms=body.deadline_ms,
-        kept_prompt_tokens=body.truncate_prompt_tokens,
-        speculate=body.speculate,
-        param="prompt",
-    )
-
-
-def tokenize_chat(body: TokenizeBody) -> Chat:
-    return Chat(
-        messages=messages_of(body.messages or []), adds_generation_prompt=body.add_generation_prompt is not False
-    )
-
-
 def delivery_of(body: Sampling) -> Delivery:
     return Delivery(
         is_stream=bool(body.stream),
@@ -133,24 +122,12 @@ def sampling_options(
 ) -> SamplingOptions:
     stops = () if body.stop is None else (body.stop,) if isinstance(body.stop, str) else tuple(body.stop)
     return SamplingOptions(
-        temperature=body.temperature,
-        top_p=body.top_p,
-        top_k=body.top_k,
-        min_p=body.min_p,
-        presence_penalty=body.presence_penalty,
-        frequency_penalty=body.frequency_penalty,
-        repetition_penalty=body.repetition_penalty,
-        logit_bias=body.logit_bias,
-        allowed_token_ids=body.allowed_token_ids,
-        seed=body.seed,
-        n=body.n,
-        best_of=best_of(body),
+        **{name: getattr(body, name) for name in SAME},
+        best_of=_best_of(body),
         beams=_beams(body),
         bad_words=tuple(body.bad_words or ()),
         max_tokens=max_tokens,
-        min_tokens=body.min_tokens,
         stops=stops,
-        stop_token_ids=body.stop_token_ids,
         includes_stop=bool(body.include_stop_str_in_output),
         ignores_eos=bool(body.ignore_eos),
         skips_special=body.skip_special_tokens is not False,
@@ -159,7 +136,7 @@ def sampling_options(
     )
 
 
-def best_of(body: Sampling) -> int | None:
+def _best_of(body: Sampling) -> int | None:
     """More than are told; None where there is nothing to choose. For a beam search it is another word for its width."""
     if body.best_of is not None and body.best_of < (body.n or 1):
         raise invalid(f"best_of is {body.best_of}, fewer than n; raise it", "best_of")
@@ -286,3 +263,120 @@ def cache_hints(body: CachingFields, num_messages: int, salt: str = "") -> Cache
         ttl_s = int(found.group(1)) * _UNIT_S[found.group(2)]
     pins = () if ttl_s is None else (CachePin(num_messages, ttl_s),)
     return CacheHints(salt=salt, key=body.prompt_cache_key or "", pins=pins)
+
+
+# The form of an answer, also in the words of vLLM and llama.cpp
+
+
+def output_form(body: Sampling) -> OutputForm:
+    """The one form that a body asks for; plain text if it asks for none."""
+    asked = [(name, kind, getattr(body, name)) for name, kind in FORMS.items()]
+    for name, value in (body.structured_outputs or {}).items():
+        if name in STRUCTURED:
+            asked.append((f"structured_outputs.{name}", STRUCTURED[name], None if value is False else value))
+        elif value is not None and name not in PASSED_OVER:
+            raise invalid(f"structured_outputs.{name[:40]} is not supported; leave it out", "structured_outputs")
+    found = [OutputForm(kind, value, name) for name, kind, value in asked if value is not None]
+    if body.response_format is not None and (form := response_form(body.response_format)) is not TEXT:
+        found.insert(0, form)
+    if len(found) > 1:
+        names = " and ".join(form.param for form in found)
+        raise invalid(f"{names} ask for different forms of one answer; send one", found[1].param)
+    return found[0] if found else TEXT
+
+
+def response_form(given: dict[str, Any]) -> OutputForm:
+    kind = given.get("type", "text")
+    if kind == "text":
+        return TEXT
+    if kind == "json_object":
+        # llama.cpp's servers take a schema here.
+        schema = given.get("schema")
+        return OutputForm("json") if schema is None else OutputForm("schema", schema)
+    if kind == "json_schema":
+        described = given.get("json_schema")
+        schema = described.get("schema") if isinstance(described, dict) else None
+        if not isinstance(described, dict) or not isinstance(schema, dict):
+            raise invalid("response_format.json_schema.schema must be a JSON schema", "response_format")
+        return OutputForm("schema", schema, is_lenient=described.get("strict") is False)
+    raise invalid("response_format.type must be text, json_object or json_schema", "response_format")
+
+
+# Tools, as bodies describe them today and, as `functions`, before
+
+
+def tools_and_choice(body: ChatBody) -> tuple[tuple[Tool, ...], ToolChoice]:
+    """What may be called, and what of it must be."""
+    if body.functions is None:
+        if body.function_call is not None:
+            raise invalid("function_call needs functions; send them, or tools with tool_choice", "function_call")
+        return tools_of(body.tools), tool_choice_of(body.tool_choice, body.parallel_tool_calls)
+    if body.tools is not None or body.tool_choice is not None:
+        raise invalid("functions and tools are two ways of one thing; send tools", "functions")
+    tools = tuple(_function(each, f"functions[{number}]") for number, each in enumerate(body.functions))
+    choice = _function_choice(body.function_call)
+    if not {tool.name for tool in tools}.issuperset(choice.names):
+        raise invalid(
+            f"function_call names {choice.names[0][:64]!r}, which is not among the functions", "function_call"
+        )
+    return tools, choice
+
+
+def _function_choice(choice: str | dict[str, Any] | None) -> ToolChoice:
+    """`auto`, `none` or one function by its name; never more than one call."""
+    if choice in (None, "auto", "none"):
+        return ToolChoice(choice or "auto", (), is_parallel=False)  # type: ignore[arg-type]
+    if isinstance(choice, dict) and isinstance(choice.get("name"), str):
+        return ToolChoice("required", (choice["name"],), is_parallel=False)
+    raise invalid("function_call must be auto, none, or a function by its name", "function_call")
+
+
+def tools_of(given: Sequence[dict[str, Any]] | None) -> tuple[Tool, ...]:
+    return tuple(_tool(tool, f"tools[{number}]") for number, tool in enumerate(given or ()))
+
+
+def tool_choice_of(choice: str | dict[str, Any] | None, is_parallel: bool | None) -> ToolChoice:
+    """`auto`, `none`, `required`, one function by its name, or those that are allowed."""
+    parallel = is_parallel is not False
+    if choice in (None, "auto", "none", "required"):
+        return ToolChoice(choice or "auto", (), parallel)  # type: ignore[arg-type]
+    if isinstance(choice, dict):
+        function = choice.get("function")
+        if choice.get("type") == "function" and isinstance(function, dict) and isinstance(function.get("name"), str):
+            return ToolChoice("required", (function["name"],), parallel)
+        if choice.get("type") == "allowed_tools":
+            allowed = choice.get("allowed_tools", choice)
+            mode = allowed.get("mode", "auto") if isinstance(allowed, dict) else None
+            names = (
+                tuple(_allowed_name(tool) for tool in allowed.get("tools") or ()) if isinstance(allowed, dict) else ()
+            )
+            if mode in ("auto", "required") and names:
+                return ToolChoice(mode, names, parallel)
+    raise invalid("tool_choice must be auto, none, required, a function by its name, or allowed_tools", "tool_choice")
+
+
+def _allowed_name(tool: Any) -> str:
+    function = tool.get("function", tool) if isinstance(tool, dict) else {}
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(name, str):
+        raise invalid("tool_choice allows a tool without a name; name it", "tool_choice")
+    return name
+
+
+def _tool(tool: dict[str, Any], where: str) -> Tool:
+    if tool.get("type", "function") != "function":
+        raise unsupported(f"{where} of type {str(tool.get('type'))[:40]}", "describe it as a function")
+    function = tool.get("function")
+    if not isinstance(function, dict):
+        raise invalid(f"{where}.function is missing; send it", f"{where}.function", "missing_required_parameter")
+    return _function(function, f"{where}.function")
+
+
+def _function(function: dict[str, Any], where: str) -> Tool:
+    name, parameters = function.get("name"), function.get("parameters")
+    if not isinstance(name, str) or not name:
+        raise invalid(f"{where}.name is missing; send it", f"{where}.name")
+    checked_name(name, OPENAI_NAMES, f"{where}.name")
+    if parameters is not None and not isinstance(parameters, dict):
+        raise invalid(f"{where}.parameters must be a JSON schema", f"{where}.parameters")
+    return Tool(name, str(function.get("description") or ""), parameters, bool(function.get("strict")))

@@ -5,12 +5,12 @@ from functools import partial
 from starlette.requests import Request
 
 from penstock.service.server.front import Front
+from penstock.service.server.generation import Chat
 from penstock.service.server.http.answer import Json
 from penstock.service.server.http.faults import invalid
 from penstock.service.server.openai.protocol import REFUSED, DetokenizeBody, TokenizeBody
-from penstock.service.server.openai.request import tokenize_chat
-from penstock.service.server.prepare import INLINE_CHARACTERS, check_size, encode, off_loop, prompt_of_chat
-from penstock.service.server.sampling import check_ids
+from penstock.service.server.openai.request import messages_of
+from penstock.service.server.prepare import INLINE_CHARACTERS, check_ids, check_size, encode, off_loop, prompt_of_chat
 
 
 async def tokenize(request: Request) -> Json:
@@ -24,7 +24,10 @@ async def tokenize(request: Request) -> Json:
         special, parses = body.add_special_tokens is not False, body.parse_special is not False
         token_ids = await encode(model.tokenizer, body.prompt, special=special, parse_special=parses)
     else:
-        token_ids = (await prompt_of_chat(model, tokenize_chat(body))).token_ids
+        chat = Chat(
+            messages=messages_of(body.messages or []), adds_generation_prompt=body.add_generation_prompt is not False
+        )
+        token_ids = (await prompt_of_chat(model, chat)).token_ids
     answer = {"count": len(token_ids), "max_model_len": model.facts.max_context, "tokens": token_ids}
     if body.return_token_strs:
         answer["token_strs"] = [model.tokenizer.token(token_id) for token_id in token_ids]

@@ -11,7 +11,8 @@ from starlette.requests import ClientDisconnect, Request
 
 from penstock.service.server.dialect import Dialect, Progress
 from penstock.service.server.generation import Delivery
-from penstock.service.server.http.connection import exchange_of, until_gone
+from penstock.service.server.http.connection import until_gone
+from penstock.service.server.http.exchange import exchange_of
 
 PROGRESS_S = 0.5
 PING_S = 10.0

@@ -3,9 +3,8 @@
 import math
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import partial
 
-from penstock.metrics.exposition import DURATION_BUCKETS, Buckets, Counter, Gauge, Metric
+from penstock.metrics.exposition import DURATION_BUCKETS, Buckets, Counter, Gauge, GaugeTable, Metric
 
 
 class Residency(StrEnum):
@@ -122,8 +121,8 @@ class PoolMeters:
     @property
     def metrics(self) -> list[Metric]:
         resident = self._resident
-        state = "penstock_model_state", "1 for the state that a model is in"
-        states = [Gauge(*state, partial(_is_in, resident, one), (("state", one.value),)) for one in Residency]
+        rows = [((("state", one.value),), float(resident.state is one)) for one in Residency]
+        states = GaugeTable("penstock_model_state", "1 for the state that a model is in", rows)
         gauges = [
             Gauge(
                 "penstock_model_bytes", "Memory that a model takes", lambda: resident.num_bytes * resident.is_in_memory
@@ -131,8 +130,4 @@ class PoolMeters:
             Gauge("penstock_model_requests", "Requests that have the model", lambda: resident.num_uses),
             Gauge("penstock_model_requests_waiting", "Requests that wait for a load", lambda: resident.num_waiting),
         ]
-        return [*states, *gauges, self.loads, self.failures, self.unloads, self.load_s]
-
-
-def _is_in(resident: Resident, state: Residency) -> float:
-    return float(resident.state is state)
+        return [states, *gauges, self.loads, self.failures, self.unloads, self.load_s]

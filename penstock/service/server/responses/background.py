@@ -6,7 +6,7 @@ is answered twice.
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 
 from penstock.errors import CapacityError, PenstockError
 from penstock.service.server.front import Front, Prepared
@@ -48,7 +48,7 @@ class EventLog:
         news, self._news = self._news, asyncio.Event()
         news.set()
 
-    async def after(self, number: int) -> AsyncIterator[bytes]:
+    async def after(self, number: int) -> AsyncGenerator[bytes, None]:
         """Events with larger sequence numbers, until the last."""
         place = number + 1
         while True:

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from penstock.service.edge.paging import page_of
 from penstock.service.server.front import body_of, tenant_of
 from penstock.service.server.http.answer import Json
-from penstock.service.server.http.relay import random_hex
+from penstock.service.server.http.exchange import random_hex
 from penstock.service.server.responses.items import input_items
 from penstock.service.server.responses.kept import KeptResponses
 from penstock.service.server.responses.protocol import ConversationBody, ConversationItemsBody, Item

@@ -21,14 +21,13 @@ from penstock.runtime.text.stream.segments import (
 )
 from penstock.runtime.text.tokenizer.tokenizer import Tokenizer
 from penstock.service.server.http import sse
-from penstock.service.server.http.call import Call
+from penstock.service.server.http.call import LENGTH, Call, Piece
+from penstock.service.server.http.exchange import random_hex
 from penstock.service.server.http.faults import ApiError
-from penstock.service.server.http.relay import random_hex
 from penstock.service.server.openai.dialect import DIALECT
 from penstock.service.server.openai.logprobs import chat_entries
 from penstock.service.server.responses.items import new_id
 from penstock.service.server.usage import usage_of, what_is_forgotten
-from penstock.service.server.writer import LENGTH, Piece
 
 Fields = dict[str, Any]
 OnEnd = Callable[[Fields], "Sequence[Future[None]]"]
@@ -82,12 +81,7 @@ class ResponseEncoder:
         return b"".join(parts)
 
     def closing(self, call: Call, timings: dict[str, float] | None) -> bytes:
-        if self._ended is None:
-            parts: list[bytes] = []
-            response = self._finished(call, parts)
-            self._on_end(response)
-        else:
-            parts, response = self._ended
+        parts, response = self._over(call)
         name = "response.incomplete" if response["status"] == "incomplete" else "response.completed"
         parts.append(self.event(name, {"response": response}))
         return b"".join(parts)
@@ -106,11 +100,7 @@ class ResponseEncoder:
         self.reporting(pieces)
 
     def whole(self, call: Call, timings: dict[str, float] | None) -> Fields:
-        if self._ended is not None:
-            return self._ended[1]
-        response = self._finished(call, [])
-        self._on_end(response)
-        return response
+        return self._over(call)[1]
 
     def response(self, status: str) -> Fields:
         return self.head | {"status": status, "output": [dict(item) for item in self.output], "usage": self._usage}
@@ -119,6 +109,14 @@ class ResponseEncoder:
         numbered = {"type": name, "sequence_number": self.num_events} | fields
         self.num_events += 1
         return sse.named_event(name, numbered)
+
+    def _over(self, call: Call) -> tuple[list[bytes], Fields]:
+        """The last events and the response, kept from now on at the latest."""
+        if self._ended is None:
+            parts: list[bytes] = []
+            self._ended = parts, self._finished(call, parts)
+            self._on_end(self._ended[1])
+        return self._ended
 
     # Taking in
 

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from penstock.service.server.generation import ChatMessage, ToolCall
+from penstock.service.server.http.exchange import random_hex
 from penstock.service.server.http.faults import OPENAI_NAMES, checked_name, invalid, unsupported
-from penstock.service.server.http.relay import random_hex
 from penstock.service.server.responses.protocol import Item
 
 TEXT_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal", "summary_text": "text"}

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from penstock.runtime.text.tools.grammar import Tool
 from penstock.service.server.generation import (
     TEXT,
     Chat,
@@ -10,13 +11,11 @@ from penstock.service.server.generation import (
     Generation,
     OutputForm,
     SamplingOptions,
-    Tool,
     ToolChoice,
     reasoning_variables,
 )
 from penstock.service.server.http.faults import OPENAI_NAMES, checked_name, invalid, unsupported
-from penstock.service.server.openai.request import TIER_PRIORITY, cache_hints
-from penstock.service.server.openai.tools import tool_choice_of
+from penstock.service.server.openai.request import TIER_PRIORITY, cache_hints, tool_choice_of
 from penstock.service.server.responses.items import messages_of
 from penstock.service.server.responses.protocol import FunctionTool, InputBody, Item, ResponseBody
 

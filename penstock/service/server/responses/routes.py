@@ -2,11 +2,10 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import msgspec
 from starlette.requests import Request
@@ -14,9 +13,9 @@ from starlette.requests import Request
 from penstock.service.edge.paging import page_of
 from penstock.service.server.front import Begun, Counted, Front, Prepared, tenant_of
 from penstock.service.server.generation import Caller, Delivery
-from penstock.service.server.http.answer import Json, Send
+from penstock.service.server.http.answer import Json, Parts
+from penstock.service.server.http.exchange import random_hex
 from penstock.service.server.http.faults import ApiError, invalid
-from penstock.service.server.http.relay import random_hex
 from penstock.service.server.http.sse import HEADERS
 from penstock.service.server.jobs.bills import Bills
 from penstock.service.server.prepare import prepare, prompt_of_chat
@@ -46,7 +45,7 @@ def new_response_id() -> str:
     return f"resp_{random_hex()}"
 
 
-async def create_response(request: Request) -> "Counted | Json | Followed":
+async def create_response(request: Request) -> Counted | Json | Parts:
     service: Responses = request.app.state.responses
     front = service.front
     begun = await front.begin(request, ResponseBody, REFUSED, delivery_of)
@@ -55,7 +54,7 @@ async def create_response(request: Request) -> "Counted | Json | Followed":
     if body.background:
         return await _in_background(service, begun, items)
     prepared, _ = await prepare_response(service, begun.model, begun.caller, body, items)
-    return front.answer(prepared, begun)
+    return Counted(front, prepared, begun)
 
 
 async def prepare_response(
@@ -70,7 +69,7 @@ async def prepare_response(
     head = head_of(model, body, response_id or new_response_id())
     on_end = partial(_keep, service, caller.tenant, body, items)
     encoder = ResponseEncoder(head, model.tokenizer, num_top=num_top_of(body), on_end=on_end)
-    return Prepared(model, call, encoder, delivery_of(body)), encoder
+    return Prepared(model, call, encoder), encoder
 
 
 def delivery_of(body: ResponseBody) -> Delivery:
@@ -101,6 +100,13 @@ def conversation_of(body: InputBody) -> str | None:
     return body.conversation.id
 
 
+AS_ASKED = (
+    *("instructions", "max_output_tokens", "max_tool_calls", "previous_response_id", "prompt_cache_key"),
+    *("safety_identifier", "user"),
+)
+"""Fields that a response has as its body has them."""
+
+
 def head_of(model: ServedModel, body: ResponseBody, response_id: str) -> Fields:
     """All that is known of a response before it is made."""
     tools = [
@@ -121,16 +127,11 @@ def head_of(model: ServedModel, body: ResponseBody, response_id: str) -> Fields:
         "conversation": None if conversation_id is None else {"id": conversation_id},
         "error": None,
         "incomplete_details": None,
-        "instructions": body.instructions,
-        "max_output_tokens": body.max_output_tokens,
-        "max_tool_calls": body.max_tool_calls,
         "metadata": body.metadata or {},
+        **{name: getattr(body, name) for name in AS_ASKED},
         "model": model.name,
         "parallel_tool_calls": body.parallel_tool_calls is not False,
-        "previous_response_id": body.previous_response_id,
-        "prompt_cache_key": body.prompt_cache_key,
         "reasoning": {"effort": reasoning.effort if reasoning is not None else None, "summary": None},
-        "safety_identifier": body.safety_identifier,
         "service_tier": "flex" if body.service_tier == "flex" else "default",
         "store": body.store is not False,
         "temperature": 1.0 if body.temperature is None else body.temperature,
@@ -140,7 +141,6 @@ def head_of(model: ServedModel, body: ResponseBody, response_id: str) -> Fields:
         "top_logprobs": body.top_logprobs or 0,
         "top_p": 1.0 if body.top_p is None else body.top_p,
         "truncation": body.truncation or "disabled",
-        "user": body.user,
     }
 
 
@@ -160,7 +160,7 @@ def _keep(
 # In the background
 
 
-async def _in_background(service: Responses, begun: "Begun[ResponseBody]", items: Sequence[Item]) -> "Json | Followed":
+async def _in_background(service: Responses, begun: "Begun[ResponseBody]", items: Sequence[Item]) -> Json | Parts:
     body = begun.body
     if body.store is False:
         raise invalid("a background response is kept until it is fetched; leave store out", "store")
@@ -173,7 +173,7 @@ async def _in_background(service: Responses, begun: "Begun[ResponseBody]", items
     await asyncio.wrap_future(service.kept.put(begun.caller.tenant, queued, items, msgspec.json.encode(body)))
     log = start_in_background(service, begun.caller, body, items, queued)
     if body.stream:
-        return Followed(log.after(-1))
+        return Parts(log.after(-1), HEADERS)
     return Json(queued)
 
 
@@ -206,23 +206,10 @@ async def resume_background(service: Responses) -> None:
         start_in_background(service, caller, body, msgspec.json.decode(row.input), queued)
 
 
-class Followed:
-    """Events of a response made in the background, as they come."""
-
-    def __init__(self, events: AsyncIterator[bytes]) -> None:
-        self._events = events
-
-    async def __call__(self, scope: Any, receive: Any, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": list(HEADERS)})
-        async for event in self._events:
-            await send({"type": "http.response.body", "body": event, "more_body": True})
-        await send({"type": "http.response.body", "body": b""})
-
-
 # Found again
 
 
-async def retrieve_response(request: Request) -> "Json | Followed":
+async def retrieve_response(request: Request) -> Json | Parts:
     service: Responses = request.app.state.responses
     response_id = request.path_params["id"]
     row = await service.kept.get(response_id, tenant_of(request))
@@ -233,7 +220,7 @@ async def retrieve_response(request: Request) -> "Json | Followed":
         after = request.query_params.get("starting_after", "-1")
         if not after.lstrip("-").isdecimal():
             raise invalid("starting_after must be a sequence number", "starting_after")
-        return Followed(log.after(int(after)))
+        return Parts(log.after(int(after)), HEADERS)
     return Json(row.value.encode())
 
 

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from penstock.runtime.models.catalog import CONFIGS
 from penstock.service.server.front import Front, body_of
 from penstock.service.server.http.answer import Json
-from penstock.service.server.http.connection import exchange_of
+from penstock.service.server.http.exchange import exchange_of
 from penstock.service.server.http.faults import ApiError, ErrorKind, busy, invalid
 from penstock.service.server.pool.resident import Residency
 from penstock.service.server.served import ServedModel
@@ -25,6 +25,8 @@ from penstock.service.server.ui.tools import Tools
 from penstock.service.server.ui.waterfall import waterfall
 from penstock.tools.cost.hardware import HARDWARE
 
+SIZES = ("num_blocks", "block_size", "max_sequences", "max_batch_tokens", "num_active_parameters")
+"""Facts of an engine that `about` tells; 0 while they are not known."""
 Flags = Annotated[dict[str, str | float | bool | None], msgspec.Meta(max_length=64)]
 
 
@@ -116,13 +118,9 @@ async def about(request: Request) -> Json:
             "residents": [resident_value(one) for one in front.models if one.resident is not None],
             "device": facts.device if facts else "",
             "max_context": model.max_context,
-            "num_blocks": facts.num_blocks if facts else 0,
-            "block_size": facts.block_size if facts else 0,
-            "max_sequences": facts.max_sequences if facts else 0,
-            "max_batch_tokens": facts.max_batch_tokens if facts else 0,
+            **{name: getattr(facts, name, 0) for name in SIZES},
             "can_generate": model.can_generate if facts or model.resident is not None else True,
             "memory": facts.memory if facts else (),
-            "num_active_parameters": facts.num_active_parameters if facts else 0,
             "models": sorted(CONFIGS),
             "devices": list(HARDWARE),
             "bench_targets": front.config.bench_target,
@@ -283,17 +281,15 @@ def resident_value(model: ServedModel) -> dict[str, Any]:
         return {}
     expires_s = resident.expires_s - now
     return {
-        "name": resident.name,
+        **{
+            name: getattr(resident, name)
+            for name in ("name", "load_s", "num_bytes", "is_pinned", "num_uses", "num_waiting")
+        },
         "state": resident.state.value,
         "reason": resident.reason if resident.state is Residency.FAILED else "",
         "phase": resident.phase if resident.state is Residency.LOADING else "",
         "loading_s": now - resident.load_start_s if resident.state is Residency.LOADING else None,
-        "load_s": resident.load_s,
-        "num_bytes": resident.num_bytes,
         "is_measured": resident.measured_bytes is not None,
-        "is_pinned": resident.is_pinned,
-        "num_uses": resident.num_uses,
-        "num_waiting": resident.num_waiting,
         "expires_s": None if math.isinf(expires_s) or resident.state is not Residency.READY else max(expires_s, 0.0),
         "max_context": model.max_context,
         "can_generate": model.can_generate,

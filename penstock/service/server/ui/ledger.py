@@ -12,7 +12,7 @@ from typing import Any
 from penstock.runtime.core.batch import Delta, PrefixHit
 from penstock.runtime.engine.client import StepReport
 from penstock.service.server.http.call import Call
-from penstock.service.server.http.connection import exchange_of
+from penstock.service.server.http.exchange import exchange_of
 from penstock.service.server.http.meters import Watch
 
 MAX_RECORDS = 400

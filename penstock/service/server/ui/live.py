@@ -46,6 +46,12 @@ MAX_HOLDERS = 16
 """Sequences whose block tables are sent; of any one block `block` tells."""
 
 
+SUMMARY = (
+    *("request_id", "call_id", "tenant", "num_prompt", "num_cached", "num_tokens", "num_choices"),
+    *("ttft_s", "tpot_s", "outcome", "miss", "differs"),
+)
+
+
 class LiveView:
     """Lives on the server's event loop."""
 
@@ -316,17 +322,4 @@ def _spread(values: list[float]) -> dict[str, float | None]:
 
 def summary(record: RequestRecord) -> dict[str, Any]:
     """One line of a table."""
-    return {
-        "request_id": record.request_id,
-        "call_id": record.call_id,
-        "tenant": record.tenant,
-        "num_prompt": record.num_prompt,
-        "num_cached": record.num_cached,
-        "num_tokens": record.num_tokens,
-        "num_choices": record.num_choices,
-        "ttft_s": record.ttft_s,
-        "tpot_s": record.tpot_s,
-        "outcome": record.outcome,
-        "miss": record.miss,
-        "differs": record.differs,
-    }
+    return {name: getattr(record, name) for name in SUMMARY}

@@ -1,14 +1,12 @@
 """What the pages have of their own beside the models: what goes on in each, tools that run for them, refusals, power."""
 
-import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from penstock.metrics.exposition import Counter, Metric
 from penstock.service.server.front import Front
-from penstock.service.server.http.call import Call
-from penstock.service.server.http.connection import exchange_of
+from penstock.service.server.http.exchange import exchange_of
 from penstock.service.server.served import ServedModel
 from penstock.service.server.ui.live import LiveView
 from penstock.service.server.ui.tools import Tools
@@ -33,18 +31,13 @@ class Pages:
         self.power = PowerMeter(lambda: front.counters.machine(), front.config.price_per_hour)
         self._lives = {model.client: LiveView(model.client, model.meters, model.admission) for model in front.models}
         for model in front.models:
-            model.on_step.append(self.live(model).observe)
-        front.book.observers.append(self)
+            live = self.live(model)
+            model.on_step.append(live.observe)
+            model.observers.append(live.ledger)
 
     def live(self, model: ServedModel) -> LiveView:
         """What goes on in a model's engine, those of its adapters included."""
         return self._lives[model.client]
-
-    def enter(self, model: ServedModel, call: Call, scope: Mapping[str, Any]) -> None:
-        self.live(model).ledger.enter(call, scope)
-
-    def leave(self, model: ServedModel, call: Call) -> None:
-        self.live(model).ledger.leave(call, model.meters.watches(call), time.monotonic())
 
 
 class PowerMeter:

@@ -13,13 +13,12 @@ from typing import Annotated, Any
 import msgspec
 from starlette.requests import Request
 
-from penstock.service.server.front import CallBook, Front, Prepared, caller_of
+from penstock.service.server.front import Front, Prepared, caller_of
 from penstock.service.server.generation import Caller
 from penstock.service.server.http.body import convert
 from penstock.service.server.http.call import Failure
-from penstock.service.server.http.connection import KEY, exchange_of
+from penstock.service.server.http.exchange import KEY, exchange_of, random_hex
 from penstock.service.server.http.faults import ApiError, error_of_finish
-from penstock.service.server.http.relay import random_hex
 from penstock.service.server.openai.chat import prepare_chat
 from penstock.service.server.openai.protocol import REFUSED, ChatBody
 from penstock.service.server.ui.stream import EventAnswer
@@ -76,7 +75,7 @@ async def _answer(
             model.admission.enter(caller.tenant)
             try:
                 prepared = await prepare_chat(front, model, caller, chat)
-                await _tell(front.book, prepared, scope, partial(_put, news, index))
+                await _tell(prepared, scope, partial(_put, news, index), reports_timings=bool(chat.return_timings))
             finally:
                 model.admission.leave(caller.tenant)
         news.put_nowait(("end", {"index": index}))
@@ -88,13 +87,15 @@ async def _answer(
         news.put_nowait(None)
 
 
-async def _tell(book: CallBook, prepared: Prepared, scope: dict[str, Any], put: Callable[[str, Any], None]) -> None:
+async def _tell(
+    prepared: Prepared, scope: dict[str, Any], put: Callable[[str, Any], None], *, reports_timings: bool
+) -> None:
     model, encoder = prepared.model, prepared.encoder
-    with prepared.running() as call, book.observed(model, call, scope):
+    with prepared.running() as call, model.observed(call, scope):
         put("begin", {"request_id": exchange_of(scope).name})
         while not call.is_over:
             put("chunk", {"data": encoder.reporting(await call.news()).decode()})
-        timings = model.meters.timings(call) if prepared.delivery.reports_timings else None
+        timings = model.meters.timings(call) if reports_timings else None
         put("chunk", {"data": encoder.closing(call, timings).decode()})
 
 

@@ -10,6 +10,7 @@ from penstock.service.server.ui.ledger import RequestRecord
 STALL_FACTOR = 3.0
 """A gap this many times as long as the usual one is a stall."""
 MAX_STALLS = 40
+OF_RECORD = ("request_id", "call_id", "num_prompt", "num_cached", "num_tokens", "miss", "differs", "outcome")
 
 
 def waterfall(record: RequestRecord, steps: Sequence[StepView], now: float) -> dict[str, Any]:
@@ -30,14 +31,7 @@ def waterfall(record: RequestRecord, steps: Sequence[StepView], now: float) -> d
         if start is not None and stop is not None
     ]
     return {
-        "request_id": record.request_id,
-        "call_id": record.call_id,
-        "num_prompt": record.num_prompt,
-        "num_cached": record.num_cached,
-        "num_tokens": record.num_tokens,
-        "miss": record.miss,
-        "differs": record.differs,
-        "outcome": record.outcome,
+        **{name: getattr(record, name) for name in OF_RECORD},
         "is_over": record.end_s is not None,
         "total_ms": _ms(end_s, zero_s),
         "spans": spans,

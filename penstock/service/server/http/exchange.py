@@ -1,4 +1,4 @@
-"""A request that came through a router: what follows from its key, and an answer that another replica began.
+"""What is known of one request beside its body: a typed value in its scope, and what a router said of it.
 
 A router gives each request a key of its own. Everything that would be drawn by lot (ids, an unasked seed) follows from it,
 and the time is the router's, so that a replica which goes on with an answer says what the first one would have said. `RELAYED`
@@ -11,17 +11,56 @@ from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from hashlib import blake2b
-
-from starlette.requests import Request
+from typing import Any
 
 from penstock.service import kv_events, marks
 from penstock.service.edge.stamp import RelayStamp
-from penstock.service.server.http.call import Call
-from penstock.service.server.http.faults import invalid
 
-MAX_RESUME_BYTES = 4 << 20
+KEY = "penstock"
 MAX_ACCOUNT = 128
 MAX_PEER = 320
+
+
+@dataclass(slots=True)
+class ServerExchange:
+    """Made when a request arrives, filled by the floors it passes: guard, front, pool, call."""
+
+    request_id: bytes = b""
+    start_s: float = 0.0
+    """When its headers were there."""
+    dialect: Any = None
+    """How errors and signs of life are worded on its path."""
+    send: Any = None
+    """Begins its answer early, while its model is being loaded."""
+    tenant: str = ""
+    is_admin: bool = False
+    relayed: "Relayed | None" = None
+    """What a router that is believed says of it."""
+    read_s: float | None = None
+    """When its body was there."""
+    model: Any = None
+    """The served model that answers."""
+    leave: Callable[[], None] | None = None
+    """Gives its place back."""
+    call: Any = None
+    timings: dict[str, float] = field(default_factory=dict)
+    fault: Any = None
+    """The error it was answered with."""
+
+    @property
+    def name(self) -> str:
+        return self.request_id.decode()
+
+
+def exchange_of(scope: Mapping[str, Any]) -> ServerExchange:
+    """The exchange of a scope; a scope that did not pass the guard has an empty one."""
+    found = scope.get(KEY)
+    if isinstance(found, ServerExchange):
+        return found
+    made = ServerExchange()
+    if isinstance(scope, dict):
+        scope[KEY] = made
+    return made
 
 
 @dataclass(slots=True)
@@ -70,26 +109,6 @@ def relayed_by(stamp: RelayStamp, headers: Mapping[bytes, bytes]) -> Relayed:
     )
 
 
-def split_body(request: Request, body: bytes) -> tuple[bytes, dict[int, list[int]] | None]:
-    """The client's own body, and the tokens its answer goes on after."""
-    size = request.headers.get(marks.RESUME_HEADER.decode())
-    if size is None:
-        return body, None
-    if not size.isdecimal() or len(size) > 9 or int(size) > min(len(body), MAX_RESUME_BYTES):
-        raise invalid("the answer to go on with is not as long as was said", code="invalid_resume")
-    try:
-        return body[int(size) :], marks.resumed_tokens(body[: int(size)])
-    except ValueError:
-        raise invalid("the answer to go on with is no list of tokens", code="invalid_resume") from None
-
-
-def check_resumed(tokens: dict[int, list[int]], num_choices: int, vocab_size: int, max_context: int) -> None:
-    """Raises the error of a client where no engine of ours can have drawn these tokens."""
-    for choice, ids in tokens.items():
-        if choice >= num_choices or len(ids) >= max_context or max(ids) >= vocab_size:
-            raise invalid("the answer to go on with is none of this model's", code="invalid_resume")
-
-
 def random_hex(num_bytes: int = 12) -> str:
     """Of ids: drawn by lot, or following from a router's key."""
     relayed = RELAYED.get()
@@ -101,38 +120,6 @@ def random_seed() -> int:
     return secrets.randbits(63) if relayed is None else int.from_bytes(relayed.draw(8), "little") >> 1
 
 
-def priority_of(asked: int) -> int:
-    """A router's tier counts beside what the request says of itself."""
-    relayed = RELAYED.get()
-    return asked if relayed is None else asked + relayed.priority
-
-
-def peer_of() -> str:
-    """Where blocks of the prompt may be fetched, if a router says so."""
-    relayed = RELAYED.get()
-    return "" if relayed is None else relayed.peer
-
-
 def unix_time() -> int:
     relayed = RELAYED.get()
     return int(time.time()) if relayed is None else relayed.created
-
-
-class Marker:
-    """Ends the writes of one stream in marks: which tokens have been taken in since the last."""
-
-    def __init__(self, call: Call) -> None:
-        self._call = call
-        self._counts = [len(writer.token_ids) for writer in call.writers]
-
-    def mark(self) -> bytes:
-        tokens = []
-        for index, writer in enumerate(self._call.writers):
-            count = self._counts[index]
-            if len(writer.token_ids) > count:
-                tokens.append((index, writer.token_ids[count:]))
-                self._counts[index] = len(writer.token_ids)
-        return marks.mark_of(tokens)
-
-    def marked(self, write: Callable[..., bytes]) -> Callable[..., bytes]:
-        return lambda *arguments: write(*arguments) + self.mark()
