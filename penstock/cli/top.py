@@ -10,9 +10,9 @@ from penstock.cli.fleet.watch import print_router, replica_data, router_figures
 from penstock.console.show import print_json, print_table, printable
 from penstock.fields import check, leaf
 from penstock.metrics.page import Page, parse_page
-from penstock.tools.doctor.machine import machine_signs
 from penstock.tools.doctor.page import Change
 from penstock.tools.doctor.routing import RouterSigns, is_router, router_signs
+from penstock.tools.doctor.signs import machine_signs
 
 
 @dataclass(frozen=True, slots=True)

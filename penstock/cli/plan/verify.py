@@ -26,8 +26,8 @@ from penstock.metrics.page import Page
 from penstock.metrics.summary import Summary
 from penstock.runtime.core.batch import Batch
 from penstock.tools.cost.cost import decode_chunks
-from penstock.tools.doctor.machine import machine_signs
 from penstock.tools.doctor.page import Change
+from penstock.tools.doctor.signs import machine_signs
 from penstock.tools.planner.candidate import Candidate
 from penstock.tools.planner.cause import LiveEvidence, cause_of
 from penstock.tools.planner.check import SHARES, TIMES, check
