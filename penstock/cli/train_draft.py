@@ -12,7 +12,7 @@ from penstock.console.files import read_text
 from penstock.console.progress import ProgressBar
 from penstock.console.show import print_json, print_table
 from penstock.errors import ConfigError
-from penstock.fields import check, leaf, setting
+from penstock.fields import Checked, leaf, setting
 from penstock.runtime.core.request import SamplingParams
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ DEPTH = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Config:
+class Config(Checked):
     """Train a drafter for a model on the model's own answers, and tell how often its guesses come true.
 
     Paragraphs of the text are prompts. The model answers them; its hidden states are recorded; heads learn to foretell them.
@@ -57,9 +57,6 @@ class Config:
     json: bool = False
     """Print JSON for machines"""
     scheduler: SchedulerConfig = field(default_factory=lambda: SchedulerConfig(max_sequences=32))
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 def run(config: Config) -> int:

@@ -20,8 +20,7 @@ from penstock.console import args, config_file
 from penstock.console.files import read_object
 from penstock.console.show import cell, print_json, print_table
 from penstock.errors import ConfigError
-from penstock.fields import check as check_fields
-from penstock.fields import leaf, setting
+from penstock.fields import Checked, leaf, setting
 from penstock.metrics.page import Page
 from penstock.metrics.summary import Summary
 from penstock.runtime.core.batch import Batch
@@ -38,7 +37,7 @@ OUTSIDE_STATUS = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Config:
+class Config(Checked):
     """Measure a live server and compare it with what a plan predicts of the same load.
 
     Sends one replica's share of the plan's load, and ends with status 0 if times and throughput lie within the tolerance, 1 if
@@ -59,9 +58,6 @@ class Config:
     """Key the server asks for (default: PENSTOCK_API_KEY or OPENAI_API_KEY)"""
     json: bool = False
     """Print JSON for machines"""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 def run(config: Config) -> int:
