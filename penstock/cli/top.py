@@ -72,7 +72,7 @@ def figures(before: Page, now: Page, seconds: float) -> dict[str, float | None]:
         "itl_p50_ms": 1e3 * change.quantile(0.5, itl),
         "itl_p99_ms": 1e3 * change.quantile(0.99, itl),
         "drafts_per_s": change.rate(drafts),
-        "drafts_accepted_percent": 100 * change.count(accepted) / (change.count(drafts) or math.nan),
+        "drafts_accepted_percent": 100 * change.ratio(accepted, drafts),
         "restarts": change.total("penstock_engine_restarts_total"),
         **_of_machine(before, now, seconds),
     }
