@@ -42,7 +42,8 @@ def run(config: Config) -> int:
     answers = [answer.strip() for answer in config.answers.split(",") if answer.strip()]
     found = walk(tree, answers)
     if config.json:
-        print_json(asdict(tree) | {"path": _path(found), "end": asdict(found.end)})
+        path = [{"id": question.id, "answer": branch.key} for question, branch in found.path]
+        print_json(asdict(tree) | {"path": path, "end": asdict(found.end)})
         return 0
     if isinstance(found.end, Question) and sys.stdin is not None and sys.stdin.isatty():
         print(f"{tree.title}\n")
@@ -86,10 +87,6 @@ def _print_end(name: str, answers: list[str], found: Walk) -> None:
         further = ",".join([*answers, branch.key])
         rows.append((f"penstock advise {name} --answers {further}", branch.label))
     print_table(("", ""), rows)
-
-
-def _path(found: Walk) -> list[dict[str, str]]:
-    return [{"id": question.id, "answer": branch.key} for question, branch in found.path]
 
 
 def _list(config: Config) -> int:

@@ -67,6 +67,7 @@ def run(config: Config) -> int:
     is_kept = config.examples is not None and config.examples.exists()
     if len(prompts) + num_asked < LEAST_PROMPTS and not is_kept:
         raise ConfigError(f"the text has {len(prompts)} paragraphs; give at least {LEAST_PROMPTS}, or asked={ASKED}")
+    from penstock.assembly.speculation.training import train_heads
     from penstock.runtime.train.folder import make_folder
 
     make_folder(config.out)
@@ -76,7 +77,10 @@ def run(config: Config) -> int:
         start_s = time.monotonic()
         examples = _examples(llm, prompts, num_asked, config)
         answered_s = time.monotonic() - start_s
-        report = _train(llm, examples, config, config.out)
+        with ProgressBar("seconds") as progress:
+            report = train_heads(
+                llm, examples, config.out, config.kind, config.minutes * 60, config.draft_vocabulary, progress
+            )
     report |= {
         "answers": len(examples),
         "answer_tokens": sum(len(example.tokens) - example.num_prompt for example in examples),
@@ -144,13 +148,6 @@ def _examples(llm: "LLM", prompts: list[str], num_asked: int, config: Config) ->
     if config.examples is not None and examples:
         write_examples(config.examples, examples, llm.files.fingerprint)
     return examples
-
-
-def _train(llm: "LLM", examples: "Sequence[Example]", config: Config, out: Path) -> dict[str, Any]:
-    from penstock.assembly.speculation.training import train_heads
-
-    with ProgressBar("seconds") as progress:
-        return train_heads(llm, examples, out, config.kind, config.minutes * 60, config.draft_vocabulary, progress)
 
 
 def _shown(value: object) -> str:

@@ -23,26 +23,26 @@ class AtOnce:
 
 
 @dataclass(frozen=True, slots=True)
-class Constant:
-    """Evenly spaced."""
+class Rated:
+    """So many a second."""
 
     rate: float
 
     def __post_init__(self) -> None:
         _check_rate(self.rate)
+
+
+@dataclass(frozen=True, slots=True)
+class Constant(Rated):
+    """Evenly spaced."""
 
     def times(self, count: int, random: Random) -> list[float]:
         return [number / self.rate for number in range(1, count + 1)]
 
 
 @dataclass(frozen=True, slots=True)
-class Poisson:
+class Poisson(Rated):
     """Independent users: gaps are exponential."""
-
-    rate: float
-
-    def __post_init__(self) -> None:
-        _check_rate(self.rate)
 
     def times(self, count: int, random: Random) -> list[float]:
         return list(accumulate(random.expovariate(self.rate) for _ in range(count)))
