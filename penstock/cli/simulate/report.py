@@ -113,15 +113,14 @@ def unstable_in_words(queue: QueueFigures) -> str:
 
 
 def _queue_rows(queue: QueueFigures) -> dict[str, object]:
-    rows: dict[str, object] = {}
-    if queue.offered_per_s is not None:
-        rows["offered, requests/s"] = queue.offered_per_s
-    if queue.capacity_per_s is not None:
-        rows["capacity, requests/s"] = queue.capacity_per_s
-    if queue.rho is not None:
-        rows["utilisation (rho)"] = queue.rho
-    law = f"{queue.ended_per_s:.3g}/s x {queue.time_s:.3g} s"
-    return rows | {"inside (L = rate x time)": f"{queue.inside:,.1f} = {law}"}
+    law = f"{queue.inside:,.1f} = {queue.ended_per_s:.3g}/s x {queue.time_s:.3g} s"
+    rows = {
+        "offered, requests/s": queue.offered_per_s,
+        "capacity, requests/s": queue.capacity_per_s,
+        "utilisation (rho)": queue.rho,
+        "inside (L = rate x time)": law,
+    }
+    return {name: value for name, value in rows.items() if value is not None}
 
 
 def _replica_data(replica: ReplicaReport) -> dict[str, Any]:
