@@ -78,6 +78,15 @@ def check(config: Any) -> None:
             raise ConfigError(f"{label_of(declared)} is {value}; choose {bounds.in_words(is_whole=is_whole)}")
 
 
+class Checked:
+    """A config that is checked when it is made, and by nothing but its declarations."""
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
 def label_of(declared: "Field[Any]") -> str:
     """A field as a command line calls it: settings have no dashes."""
     name = declared.metadata.get("flag") or declared.name.replace("_", "-")

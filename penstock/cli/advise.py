@@ -5,14 +5,14 @@ Also prints the checklists and the cheat sheet. What there is to say lies in `pe
 
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 from penstock.console.show import print_json, print_table
 from penstock.errors import ConfigError
 from penstock.tools.advise import trees
 from penstock.tools.advise.data import load
-from penstock.tools.advise.trees import Advice, Question, Walk, place_data, tree_data, walk
+from penstock.tools.advise.trees import Advice, Question, Walk, walk
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,8 @@ def run(config: Config) -> int:
     answers = [answer.strip() for answer in config.answers.split(",") if answer.strip()]
     found = walk(tree, answers)
     if config.json:
-        print_json(tree_data(tree) | {"path": _path(found), "end": place_data(found.end)})
+        path = [{"id": question.id, "answer": branch.key} for question, branch in found.path]
+        print_json(asdict(tree) | {"path": path, "end": asdict(found.end)})
         return 0
     if isinstance(found.end, Question) and sys.stdin is not None and sys.stdin.isatty():
         print(f"{tree.title}\n")
@@ -88,13 +89,9 @@ def _print_end(name: str, answers: list[str], found: Walk) -> None:
     print_table(("", ""), rows)
 
 
-def _path(found: Walk) -> list[dict[str, str]]:
-    return [{"id": question.id, "answer": branch.key} for question, branch in found.path]
-
-
 def _list(config: Config) -> int:
     if config.json:
-        print_json([tree_data(tree) for tree in trees.TREES.values()])
+        print_json([asdict(tree) for tree in trees.TREES.values()])
         return 0
     print_table(
         ("", ""),

@@ -10,9 +10,9 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from penstock.cli.fleet.guided import guide
 from penstock.cli.fleet.reach import check_address
@@ -84,67 +84,82 @@ class Config:
             )
 
 
+class Examined(NamedTuple):
+    """What was found, and the rest of what is told: as values for machines, and on a screen."""
+
+    findings: Sequence[Finding]
+    data: dict[str, Any]
+    show: Callable[[], None]
+
+    @property
+    def worst(self) -> Verdict:
+        return min((one.verdict for one in self.findings), key=WRONG_FIRST.index, default=Verdict.OK)
+
+
 def run(config: Config) -> int:
     if config.loop:
-        return guide(config.url, lambda: _findings(config), config.window_s)
-    return _examine_server(config) if config.url else _examine_machine(config)
-
-
-def _findings(config: Config) -> tuple[Finding, ...]:
-    """What is wrong now, the likeliest cause first: with the server, or with this machine."""
-    if not config.url:
-        found = examine(look_around(config.port))
-        return tuple(sorted((one for one in found if one.remedy), key=lambda one: WRONG_FIRST.index(one.verdict)))
-    before, after, window_s = Patient(config).watch(config.window_s)
-    if is_router(after.page):
-        return tuple(diagnose_router(router_signs(before.page, after.page, window_s)))
-    return diagnose(signs_of(before, after, window_s), RULES).findings
-
-
-def _examine_machine(config: Config) -> int:
-    findings = examine(look_around(config.port))
+        return guide(config.url, lambda: _wrong(config), config.window_s)
+    found = examined(config)
     if config.json:
-        print_json({"verdict": _worst(findings), "findings": [_data(one) for one in findings]})
+        layers = ({"layer": one.layer.name, "layer_name": one.layer.value} for one in found.findings)
+        findings = [asdict(one) | layer for one, layer in zip(found.findings, layers)]
+        print_json({"verdict": found.worst, "findings": findings} | found.data)
     else:
-        rows = [(one.verdict, f"{one.layer.name} {one.layer.value}", one.symptom, one.evidence) for one in findings]
-        print_table(("", "layer", "", "found"), rows)
-        for finding in sorted(findings, key=lambda one: WRONG_FIRST.index(one.verdict)):
-            if finding.remedy:
-                print(f"\n{finding.verdict}: {finding.symptom}\n    {printable(finding.remedy)}")
-        if _worst(findings) is Verdict.OK:
-            print("\nnothing is wrong with this machine")
-    return _status(findings)
+        found.show()
+    return FAULT_STATUS if found.worst is Verdict.FAULT else 0
 
 
-def _examine_server(config: Config) -> int:
+def examined(config: Config) -> Examined:
+    """This machine, or the server or router at an address."""
+    if not config.url:
+        findings = examine(look_around(config.port))
+        return Examined(findings, {}, lambda: _print_machine(findings))
     floor = Floor(config) if config.hardware else None  # a name that is not known is told before the wait
     server = Patient(config)
     before, after, window_s = server.watch(config.window_s)
+    asked = {"url": config.url, "version": server.version}
     if is_router(after.page):
-        return _tell_router(config, server.version, router_signs(before.page, after.page, window_s))
+        return _router(asked, router_signs(before.page, after.page, window_s))
     signs = signs_of(before, after, window_s)
-    if floor is not None:
-        signs = replace(signs, floor_s=floor.step_s(signs))
-    diagnosis = diagnose(signs, RULES)
-    if config.json:
-        print_json(_server_data(config, server.version, signs, diagnosis))
-    else:
-        _print_server(config, server.version, signs, diagnosis)
-    return _status(diagnosis.findings)
+    return _server(asked, signs if floor is None else replace(signs, floor_s=floor.step_s(signs)))
 
 
-def _tell_router(config: Config, version: str, signs: RouterSigns) -> int:
+def _wrong(config: Config) -> tuple[Finding, ...]:
+    """What is wrong now, the likeliest cause first: checks of a machine are no chain of causes, so there the worst is."""
+    wrong = tuple(one for one in examined(config).findings if one.remedy)
+    return wrong if config.url else tuple(sorted(wrong, key=lambda one: WRONG_FIRST.index(one.verdict)))
+
+
+def _print_machine(findings: Sequence[Finding]) -> None:
+    rows = [(one.verdict, f"{one.layer.name} {one.layer.value}", one.symptom, one.evidence) for one in findings]
+    print_table(("", "layer", "", "found"), rows)
+    for finding in sorted(findings, key=lambda one: WRONG_FIRST.index(one.verdict)):
+        if finding.remedy:
+            print(f"\n{finding.verdict}: {finding.symptom}\n    {printable(finding.remedy)}")
+    if all(one.verdict is Verdict.OK for one in findings):
+        print("\nnothing is wrong with this machine")
+
+
+def _router(asked: dict[str, str], signs: RouterSigns) -> Examined:
     findings = diagnose_router(signs)
-    if config.json:
-        data = {"url": config.url, "version": version, "kind": "router", "verdict": _worst(findings)}
-        found = {"findings": [_data(one) for one in findings], "signs": router_figures(signs)}
-        print_json(data | found | {"replicas": replica_data(signs), "unexamined": INSIDE})
-        return _status(findings)
-    _print_findings(findings)
-    if not findings:
-        print("nothing is wrong with this router, as far as it can see\n")
-    print_router(f"{config.url} {version}, a router, over {signs.window_s:.1f} s", signs)
-    return _status(findings)
+    found = {"kind": "router", "signs": router_figures(signs), "replicas": replica_data(signs), "unexamined": INSIDE}
+
+    def show() -> None:
+        _print_findings(findings, "nothing is wrong with this router, as far as it can see")
+        print_router(f"{asked['url']} {asked['version']}, a router, over {signs.window_s:.1f} s", signs)
+
+    return Examined(findings, asked | found, show)
+
+
+def _server(asked: dict[str, str], signs: Signs) -> Examined:
+    diagnosis = diagnose(signs, RULES)
+    figures = {name: value for name, value in asdict(signs).items() if name != "missing"}
+    data = asked | {
+        "signs": {name: value if math.isfinite(value) else None for name, value in figures.items()},
+        "unexamined": {rule.id: list(names) for rule, names in diagnosis.unexamined},
+    }
+    title = f"{asked['url']} {asked['version']}, over {signs.window_s:.1f} s"
+    return Examined(diagnosis.findings, data, lambda: _print_server(title, signs, diagnosis))
 
 
 class Patient:
@@ -243,42 +258,13 @@ def _version_in(body: str) -> str:
     return str(found.get("version", "")) if isinstance(found, dict) else ""
 
 
-def _status(findings: Sequence[Finding]) -> int:
-    return FAULT_STATUS if _worst(findings) is Verdict.FAULT else 0
-
-
-def _worst(findings: Sequence[Finding]) -> Verdict:
-    return min((one.verdict for one in findings), key=WRONG_FIRST.index, default=Verdict.OK)
-
-
-def _data(finding: Finding) -> dict[str, str]:
-    return asdict(finding) | {"layer": finding.layer.name, "layer_name": finding.layer.value}
-
-
-def _server_data(config: Config, version: str, signs: Signs, diagnosis: Diagnosis) -> dict[str, Any]:
-    figures = {name: value for name, value in asdict(signs).items() if name != "missing"}
-    return {
-        "url": config.url,
-        "version": version,
-        "verdict": _worst(diagnosis.findings),
-        "findings": [_data(one) for one in diagnosis.findings],
-        "signs": {name: value if math.isfinite(value) else None for name, value in figures.items()},
-        "unexamined": {rule.id: list(names) for rule, names in diagnosis.unexamined},
-    }
-
-
-def _print_server(config: Config, version: str, signs: Signs, diagnosis: Diagnosis) -> None:
-    _print_findings(diagnosis.findings)
-    if not diagnosis.findings:
-        idle = (
-            f", as far as an idle one shows: it computed nothing in these {signs.window_s:.1f} s; look again under load"
-        )
-        print(f"nothing is wrong with this server{idle if signs.is_idle else ''}\n")
+def _print_server(title: str, signs: Signs, diagnosis: Diagnosis) -> None:
+    idle = f", as far as an idle one shows: it computed nothing in these {signs.window_s:.1f} s; look again under load"
+    _print_findings(diagnosis.findings, f"nothing is wrong with this server{idle if signs.is_idle else ''}")
     if signs.metrics_status != 200:
         return
-    title = printable(f"{config.url} {version}, over {signs.window_s:.1f} s")
     figures = {name: _figure(signs, sign, scale) for name, (sign, scale) in VITAL_SIGNS.items()}
-    print_table(("", title), [(name, figure) for name, figure in figures.items() if figure is not None])
+    print_table(("", printable(title)), [(name, figure) for name, figure in figures.items() if figure is not None])
     if diagnosis.unexamined:
         lacking = sorted({name for _, names in diagnosis.unexamined for name in names} - {"--hardware"})
         rules = ", ".join(rule.id for rule, names in diagnosis.unexamined if set(names) - {"--hardware"})
@@ -286,10 +272,12 @@ def _print_server(config: Config, version: str, signs: Signs, diagnosis: Diagnos
             print(f"\nnot exposed: {printable(', '.join(lacking))}\nso not examined: {rules}")
 
 
-def _print_findings(findings: Sequence[Finding]) -> None:
+def _print_findings(findings: Sequence[Finding], otherwise: str) -> None:
     for finding in findings:
         print(f"{finding.verdict}: {finding.layer.name} {finding.layer.value}: {finding.symptom}")
         print(f"    seen: {printable(finding.evidence)}\n    do:   {printable(finding.remedy)}\n")
+    if not findings:
+        print(f"{otherwise}\n")
 
 
 def _figure(signs: Signs, sign: str, scale: float) -> object:

@@ -147,18 +147,14 @@ def _dispatch(words: Sequence[str], commands: Mapping[str, Command]) -> int:
         if rest and rest[0] in members:
             return _run(f"penstock {first} {rest[0]}", members[rest[0]], rest[1:], members[rest[0]])
         return _run(f"penstock {first}", commands[first], rest)
-    elif any(name.startswith(f"{first} ") for name in commands):
-        raise ConfigError(f"penstock {first} needs a second word: {_second_words(first, commands)}")
+    elif seconds := [name.partition(" ")[2] for name in commands if name.startswith(f"{first} ")]:
+        raise ConfigError(f"penstock {first} needs a second word: {listed(seconds)}")
     elif first.startswith("-"):
         known = suggestion(first, ("--help", "--version"))
         raise ConfigError(f"unknown flag {first}{known or '; flags follow a command: penstock COMMAND ' + first}")
     else:
         raise ConfigError(f"unknown command {first}{suggestion(first, commands) or '; see penstock --help'}")
     return 0
-
-
-def _second_words(first: str, commands: Mapping[str, Command]) -> str:
-    return listed([name.partition(" ")[2] for name in commands if name.startswith(f"{first} ")])
 
 
 def _run(program: str, command: Any, words: Sequence[str], module: Any = None) -> int:

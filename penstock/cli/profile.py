@@ -14,7 +14,7 @@ from penstock.console.files import cache_folder, check_writable, read_text, writ
 from penstock.console.progress import ProgressBar
 from penstock.console.show import print_table, printable
 from penstock.errors import ConfigError
-from penstock.fields import check, leaf
+from penstock.fields import Checked, leaf
 from penstock.tools.measure.calibration import Calibration, CalibrationPieces, StepRecorder
 from penstock.tools.measure.ranks import keep_all_reduce, measure_all_reduce
 from penstock.tools.measure.this_machine import NAME as THIS_MACHINE
@@ -40,7 +40,7 @@ WARNED_FRACTION = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Config:
+class Config(Checked):
     """Measure how long steps take here, and fit a cost that `simulate --profile` and the planner can use.
 
     Drives the engine through batches of every size and shape for about a minute, says how far off the fit is on steps it
@@ -61,9 +61,6 @@ class Config:
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
-
-    def __post_init__(self) -> None:
-        check(self)
 
     @property
     def engine(self) -> EngineConfig:

@@ -12,7 +12,7 @@ from penstock.console.files import read_text
 from penstock.console.progress import ProgressBar
 from penstock.console.show import print_json, print_table
 from penstock.errors import ConfigError
-from penstock.fields import check, setting
+from penstock.fields import Checked, setting
 
 if TYPE_CHECKING:
     from penstock.runtime.files import ModelFiles
@@ -28,7 +28,7 @@ MIX_SEQUENCES, MIX_TOKENS = 2, 256
 
 
 @dataclass(frozen=True, slots=True)
-class Config:
+class Config(Checked):
     """Make a model smaller, in a format that others read too.
 
     Layer by layer, in little memory: a model larger than memory works. A run that was stopped goes on where it was. Judge what
@@ -59,9 +59,6 @@ class Config:
     """Device to compute on"""
     json: bool = False
     """Print JSON for machines"""
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 def run(config: Config) -> int:

@@ -10,9 +10,9 @@ from penstock.cli.fleet.watch import print_router, replica_data, router_figures
 from penstock.console.show import print_json, print_table, printable
 from penstock.fields import check, leaf
 from penstock.metrics.page import Page, parse_page
-from penstock.tools.doctor.machine import machine_signs
 from penstock.tools.doctor.page import Change
 from penstock.tools.doctor.routing import RouterSigns, is_router, router_signs
+from penstock.tools.doctor.signs import machine_signs
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ def figures(before: Page, now: Page, seconds: float) -> dict[str, float | None]:
         "itl_p50_ms": 1e3 * change.quantile(0.5, itl),
         "itl_p99_ms": 1e3 * change.quantile(0.99, itl),
         "drafts_per_s": change.rate(drafts),
-        "drafts_accepted_percent": 100 * change.count(accepted) / (change.count(drafts) or math.nan),
+        "drafts_accepted_percent": 100 * change.ratio(accepted, drafts),
         "restarts": change.total("penstock_engine_restarts_total"),
         **_of_machine(before, now, seconds),
     }

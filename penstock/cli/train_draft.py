@@ -12,7 +12,7 @@ from penstock.console.files import read_text
 from penstock.console.progress import ProgressBar
 from penstock.console.show import print_json, print_table
 from penstock.errors import ConfigError
-from penstock.fields import check, leaf, setting
+from penstock.fields import Checked, leaf, setting
 from penstock.runtime.core.request import SamplingParams
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ DEPTH = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Config:
+class Config(Checked):
     """Train a drafter for a model on the model's own answers, and tell how often its guesses come true.
 
     Paragraphs of the text are prompts. The model answers them; its hidden states are recorded; heads learn to foretell them.
@@ -58,9 +58,6 @@ class Config:
     """Print JSON for machines"""
     scheduler: SchedulerConfig = field(default_factory=lambda: SchedulerConfig(max_sequences=32))
 
-    def __post_init__(self) -> None:
-        check(self)
-
 
 def run(config: Config) -> int:
     if config.out is None:
@@ -70,6 +67,7 @@ def run(config: Config) -> int:
     is_kept = config.examples is not None and config.examples.exists()
     if len(prompts) + num_asked < LEAST_PROMPTS and not is_kept:
         raise ConfigError(f"the text has {len(prompts)} paragraphs; give at least {LEAST_PROMPTS}, or asked={ASKED}")
+    from penstock.assembly.speculation.training import train_heads
     from penstock.runtime.train.folder import make_folder
 
     make_folder(config.out)
@@ -79,7 +77,10 @@ def run(config: Config) -> int:
         start_s = time.monotonic()
         examples = _examples(llm, prompts, num_asked, config)
         answered_s = time.monotonic() - start_s
-        report = _train(llm, examples, config, config.out)
+        with ProgressBar("seconds") as progress:
+            report = train_heads(
+                llm, examples, config.out, config.kind, config.minutes * 60, config.draft_vocabulary, progress
+            )
     report |= {
         "answers": len(examples),
         "answer_tokens": sum(len(example.tokens) - example.num_prompt for example in examples),
@@ -147,13 +148,6 @@ def _examples(llm: "LLM", prompts: list[str], num_asked: int, config: Config) ->
     if config.examples is not None and examples:
         write_examples(config.examples, examples, llm.files.fingerprint)
     return examples
-
-
-def _train(llm: "LLM", examples: "Sequence[Example]", config: Config, out: Path) -> dict[str, Any]:
-    from penstock.assembly.speculation.training import train_heads
-
-    with ProgressBar("seconds") as progress:
-        return train_heads(llm, examples, out, config.kind, config.minutes * 60, config.draft_vocabulary, progress)
 
 
 def _shown(value: object) -> str:

@@ -4,7 +4,6 @@ drawn by rich, imported when there is something to draw.
 
 import sys
 import time
-from types import TracebackType
 from typing import Any, Self
 
 PATIENCE_S = 0.5
@@ -42,9 +41,7 @@ class ProgressBar:
     def __enter__(self) -> "ProgressBar":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._bar is not None:
             self._bar.stop()
             self._bar = None

@@ -6,7 +6,6 @@ from dataclasses import replace
 from functools import cached_property
 from itertools import count
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -107,9 +106,7 @@ class LLM:
     def __enter__(self) -> "LLM":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property

@@ -4,6 +4,7 @@ import io
 import json
 import shlex
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from penstock.cli.main import COMMANDS, main
 from penstock.console.args import parse
 from penstock.console.flags import flags_of
 from penstock.errors import ConfigError
-from penstock.tools.advise.trees import TREES, Advice, Question, tree_data, walk
+from penstock.tools.advise.trees import TREES, Advice, Question, walk
 
 ROOT = Path(__file__).parents[2]
 
@@ -67,7 +68,7 @@ def test_answers_lead_to_every_leaf_by_place_and_by_name(tree):
 
 @pytest.mark.parametrize("tree", TREES.values(), ids=lambda tree: tree.name)
 def test_a_tree_is_plain_data_and_no_question_has_two_branches_of_a_name(tree):
-    assert json.loads(json.dumps(tree_data(tree))) == tree_data(tree)
+    assert json.loads(json.dumps(asdict(tree))) == asdict(tree)
     for answers, _ in ways(tree.root):
         assert len({id for id, _ in answers}) == len(answers)
 

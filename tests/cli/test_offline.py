@@ -34,7 +34,7 @@ def opened(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> LLM:
     monkeypatch.setattr(LLM, "close", lambda self: None)
     monkeypatch.setattr("penstock.cli.generate.open_llm", lambda config: llm)
     monkeypatch.setattr("penstock.cli.chat.open_llm", lambda config: llm)
-    monkeypatch.setattr("penstock.cli.evaluate.rounding.open_llm", lambda config: llm)
+    monkeypatch.setattr("penstock.cli.evaluate.command.open_llm", lambda config: llm)
     return llm
 
 

@@ -10,9 +10,9 @@ import pytest
 from penstock.cli.fleet.guided import guide
 from penstock.metrics.exposition import exposition
 from penstock.metrics.page import Page, parse_page
-from penstock.tools.doctor.machine import machine_signs
 from penstock.tools.doctor.rule import diagnose
 from penstock.tools.doctor.rules import RULES
+from penstock.tools.doctor.signs import machine_signs
 from penstock.tools.measure.nvml import Process
 from penstock.tools.measure.signals import GpuSignals, HostSignals
 from tests.doctor.test_rules import HEALTHY

@@ -14,19 +14,26 @@ import signal
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, TypeVar
 
-from penstock.cli.app.benchmark import benched
 from penstock.cli.app.blocks import lay_out
-from penstock.cli.app.simulation import simulated
+from penstock.cli.bench import command as bench
+from penstock.cli.bench.config import Config as BenchConfig
 from penstock.cli.main import main as run_command
+from penstock.cli.simulate import command as simulate
+from penstock.console import args
 from penstock.errors import PenstockError
+from penstock.tools.bench.load import LoadProgress
+from penstock.tools.sim.frames import Frames
 
+BENCH_PERIOD_S = 0.5
+"""Between two reports of a benchmark at least."""
 NICENESS = 15
 PR_SET_PDEATHSIG = 1
 """The system's number for: send me a signal when my parent ends."""
 CPU_S = 90
 MEMORY_BYTES = 6 << 30
+C = TypeVar("C")
 
 
 def main() -> int:
@@ -68,10 +75,44 @@ def _command(task: Mapping[str, Any]) -> Any:
     return json.loads(text)
 
 
+class _BenchReports:
+    """How a benchmark comes along."""
+
+    def __init__(self) -> None:
+        self._last: tuple[str, float] = ("", 0.0)
+
+    def say(self, text: str) -> None:
+        _tell({"progress": {"stage": text}})
+
+    def show(self, name: str, progress: LoadProgress) -> None:
+        last_name, last_s = self._last
+        if name != last_name or progress.elapsed_s - last_s >= BENCH_PERIOD_S:
+            self._last = (name, progress.elapsed_s)
+            _tell({"progress": {"stage": name, "num_open": progress.num_open, **asdict(progress)}})
+
+
 def _bench(task: Mapping[str, Any]) -> Any:
+    """As `penstock bench --json -`."""
     if task["key"]:
         os.environ["PENSTOCK_API_KEY"] = task["key"]  # where no list of processes shows it
-    return benched(task["words"], lambda news: _tell({"progress": news}))
+    return bench.measured(_asked(BenchConfig, task), _BenchReports())
+
+
+def _simulate(task: Mapping[str, Any]) -> dict[str, Any]:
+    """As `penstock simulate --json`, and what happened when."""
+    config = _asked(simulate.Config, task)
+    frames: dict[str, Frames] = {}
+
+    def recorder(strategy: str) -> Frames | None:
+        return frames.setdefault(strategy, Frames(lambda share: _tell({"progress": share}))) if task["frames"] else None
+
+    outcome = simulate.outcome_of(config, recorder)
+    found = {"report": simulate.data_of(config, outcome)}
+    return found | ({"frames": {strategy: one.data() for strategy, one in frames.items()}} if frames else {})
+
+
+def _asked(config: type[C], task: Mapping[str, Any]) -> C:
+    return args.build(config, args.parse(config, task["words"]).values)
 
 
 def _complaint(text: str, status: int) -> Any:
@@ -91,14 +132,12 @@ def _profile(task: Mapping[str, Any]) -> dict[str, Any]:
     """A step of the model that is served, watched part by part."""
     from penstock.cli.bench.step import Config, profiled  # torch
     from penstock.config import ModelConfig
-    from penstock.console import args
 
-    asked = args.build(Config, dict(args.parse(Config, task["words"]).values))
-    return profiled(replace(asked, model=ModelConfig(**task["model"])))[2]
+    return profiled(replace(_asked(Config, task), model=ModelConfig(**task["model"])))[2]
 
 
 TASKS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
-    "simulate": lambda task: simulated(task["words"], lambda share: _tell({"progress": share}), task["frames"]),
+    "simulate": _simulate,
     "blocks": lambda task: lay_out(**task["inputs"]),
     "bench": _bench,
     "command": _command,

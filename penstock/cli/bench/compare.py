@@ -75,7 +75,7 @@ def _rows(found: "ReportComparison", sign: str) -> list[tuple[object, ...]]:
             row.after,
             _change(row.change.mean, row.change.half_width, sign),
             row.percent,
-            _word(row.is_better),
+            {None: "", True: "better", False: "worse"}[row.is_better],
         )
         for row in found.rows
     ]
@@ -86,7 +86,3 @@ def _change(mean: float, half_width: float | None, sign: str) -> str:
 
     change = f"{'+' if mean >= 0.0 else ''}{figure(mean)}"
     return change if half_width is None else f"{change} {sign} {figure(half_width)}"
-
-
-def _word(is_better: bool | None) -> str:
-    return "" if is_better is None else "better" if is_better else "worse"

@@ -8,14 +8,14 @@ from penstock.cli.generate import ModelByFlag
 from penstock.cli.loading import open_llm
 from penstock.config import CacheConfig, EngineConfig, ParallelConfig, SchedulerConfig, SpeculationConfig
 from penstock.console.show import print_json
-from penstock.fields import check, leaf
+from penstock.fields import Checked, leaf
 from penstock.tools.workload.arrivals import AtOnce
 from penstock.tools.workload.lengths import Fixed
 from penstock.tools.workload.workload import Recipe
 
 
 @dataclass(frozen=True, slots=True)
-class LatencyBatch:
+class LatencyBatch(Checked):
     """What is computed."""
 
     batch: int = leaf(1, 1, 100_000)
@@ -26,9 +26,6 @@ class LatencyBatch:
     """Answer tokens of each"""
     repeats: int = leaf(5, 1, 10_000)
     """Runs that count; one more comes before them"""
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 @dataclass(frozen=True, slots=True)

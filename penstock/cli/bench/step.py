@@ -8,7 +8,7 @@ from typing import Any
 from penstock.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, configure
 from penstock.console.files import check_writable, write_file
 from penstock.console.show import print_json, print_table, printable
-from penstock.fields import check, leaf
+from penstock.fields import Checked, leaf
 from penstock.runtime.core.features import StepTime
 from penstock.tools.cost.hardware import Ceilings, NumberFormat
 from penstock.tools.cost.parts import work_by_part
@@ -20,7 +20,7 @@ MOST_KERNELS = 15
 
 
 @dataclass(frozen=True, slots=True)
-class Config:
+class Config(Checked):
     """Show where a step's time goes on this machine.
 
     A batch is brought to the shape asked for and some of its steps are watched: on a CPU by marks of the native library, on a
@@ -42,9 +42,6 @@ class Config:
     model: ModelConfig = field(default_factory=ModelConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 def run(config: Config) -> int:

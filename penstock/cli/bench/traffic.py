@@ -9,9 +9,7 @@ from penstock.cli.bench.config import Config
 from penstock.tools.bench.machine import trace_digest
 from penstock.tools.bench.plan import TrafficPlan, plan_of_recipe, plan_of_trace
 from penstock.tools.bench.session import PlanMaker, Session
-from penstock.tools.workload import lengths
-from penstock.tools.workload.arrivals import Arrivals, RateRamp
-from penstock.tools.workload.asked import arrivals_of
+from penstock.tools.workload.arrivals import RateRamp
 from penstock.tools.workload.trace import Trace
 from penstock.tools.workload.trace_files import read
 from penstock.tools.workload.workload import Recipe
@@ -47,20 +45,10 @@ def plan_maker(config: Config, trace: Trace | None) -> PlanMaker:
 
 def recipe_of(config: Config, rate: float | None) -> Recipe:
     words = config.words
-    return Recipe(
-        arrivals=_arrivals(config, rate),
-        prompts=lengths.parse(words.prompts),
-        answers=lengths.parse(words.answers),
-        num_requests=_num_requests(config, rate),
-        prefix=words.prefix(words.num_prefixes),
-        conversation=words.conversation,
-    )
-
-
-def _arrivals(config: Config, rate: float | None) -> Arrivals:
+    recipe = words.recipe_at(rate or 0.0, _num_requests(config, rate), prefix=words.prefix(words.num_prefixes))
     if rate is not None and config.load.ramp_to is not None:
-        return RateRamp(rate, config.load.ramp_to)
-    return arrivals_of(rate or 0.0, config.words.variation)
+        return replace(recipe, arrivals=RateRamp(rate, config.load.ramp_to))
+    return recipe
 
 
 def _num_requests(config: Config, rate: float | None) -> int:

@@ -1,12 +1,14 @@
 """`penstock eval`: how good a model is, measured on a text or on questions."""
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli.evaluate.config import Config
+from penstock.cli.evaluate.config import Config, engine_config
 from penstock.cli.evaluate.drafts import measure_drafts_on
-from penstock.cli.evaluate.rounding import open_measured
-from penstock.cli.loading import adapter_at
+from penstock.cli.loading import adapter_at, open_llm
 from penstock.console.files import read_text
 from penstock.console.progress import ProgressBar
 from penstock.console.show import print_json, print_table
@@ -57,6 +59,26 @@ def _cell(value: object) -> str:
     if isinstance(value, list):
         return " to ".join(f"{each:,}" for each in value)
     return f"{value:,}" if isinstance(value, int | float) else str(value)
+
+
+@contextmanager
+def open_measured(config: Config) -> Iterator["LLM"]:
+    """As the model is served, or with activations in 8 bits."""
+    if config.activations == "served":
+        with open_llm(engine_config(config, config.model)) as llm:
+            yield llm
+        return
+    if config.model.dtype not in ("auto", "float32"):
+        raise ConfigError("--activations computes in float32; leave --dtype out")
+    with open_llm(engine_config(config, replace(config.model, dtype="float32"))) as llm:
+        from penstock.runtime.layers.decoder import Decoder
+        from penstock.tools.evaluate.activations import round_inputs
+
+        network = llm.loaded.network
+        if not isinstance(network, Decoder):
+            raise ConfigError("--activations takes a decoder on one device; leave --tensor and --pipeline out")
+        round_inputs(network, config.activations)
+        yield llm
 
 
 def _perplexity(config: Config, text: str) -> dict[str, Any]:

@@ -63,26 +63,15 @@ def run(config: Config) -> int:
 
 
 def describe(model: str, long_context: str = "full") -> dict[str, Any]:
+    """A published model or a lone config, as far as its shape tells; any other with what its files hold beside it."""
     if model.lower() in catalog.CONFIGS:
-        return describe_known(model, long_context)
+        return {"model": model.lower(), **describe_spec(_served(catalog.find(model), long_context))}
     if model.endswith(".json") and Path(model).is_file():
         return {"model": model, **describe_spec(_served(spec_of_config(Path(model)), long_context))}
-    return _opened(model, long_context)
+    from penstock.runtime.files import open_files
 
-
-def _served(spec: ModelSpec, long_context: str) -> ModelSpec:
-    bound = bound_of(long_context)
-    return spec if bound is None else bounded(spec, *bound)
-
-
-def describe_known(name: str, long_context: str = "full") -> dict[str, Any]:
-    """A published model, as far as its shape tells."""
-    return {"model": name.lower(), **describe_spec(_served(catalog.find(name), long_context))}
-
-
-def describe_files(files: "ModelFiles", long_context: str = "full") -> dict[str, Any]:
-    """A model on disk: its shape, and what its files hold beside it."""
-    template = files.chat_template
+    with ProgressBar() as progress:
+        files = open_files(model, progress=progress)
     return {
         "model": files.name,
         "path": str(files.path),
@@ -90,8 +79,13 @@ def describe_files(files: "ModelFiles", long_context: str = "full") -> dict[str,
         "disk": disk_bytes(files),
         "disk_formats": _disk_formats(files),
         "tokenizer_size": files.tokenizer.vocab_size,
-        "chat_template": template is not None,
+        "chat_template": files.chat_template is not None,
     }
+
+
+def _served(spec: ModelSpec, long_context: str) -> ModelSpec:
+    bound = bound_of(long_context)
+    return spec if bound is None else bounded(spec, *bound)
 
 
 def describe_spec(spec: ModelSpec) -> dict[str, Any]:
@@ -207,14 +201,6 @@ def _disk_formats(files: "ModelFiles") -> dict[str, int]:
         tensor = files.checkpoint.tensor(name)
         formats[tensor.dtype] += tensor.num_bytes
     return dict(formats.most_common())
-
-
-def _opened(source: str, long_context: str) -> dict[str, Any]:
-    from penstock.runtime.files import open_files
-
-    with ProgressBar() as progress:
-        files = open_files(source, progress=progress)
-    return describe_files(files, long_context)
 
 
 def _print(described: dict[str, Any]) -> None:

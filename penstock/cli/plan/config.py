@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from penstock.errors import ConfigError
-from penstock.fields import check, setting
+from penstock.fields import Checked, setting
 from penstock.tools.planner.money import Assumptions
 from penstock.tools.sim.adapters import AskedAdapters
 from penstock.tools.workload.asked import Asked
@@ -43,7 +43,7 @@ class PlanGoal:
 
 
 @dataclass(frozen=True, slots=True)
-class Space:
+class Space(Checked):
     """What may be considered."""
 
     hardware: str = "h100-sxm"
@@ -64,9 +64,6 @@ class Space:
     """Longest prompt plus answer, in tokens (default: the model's own)"""
     profile: Path | None = None
     """Step times and cache as penstock profile measured them here, instead of devices by name"""
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 @dataclass(frozen=True, slots=True)

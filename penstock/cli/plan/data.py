@@ -28,7 +28,6 @@ def plan_data(
 ) -> dict[str, Any]:
     spec, sizes = described.spec, plan.demand.sizes
     chosen = plan.chosen
-    options = [_with_chosen(option, chosen) for option in plan.options]
     quality = measured_quality(spec)
     return {
         "penstock_plan": VERSION,
@@ -54,7 +53,7 @@ def plan_data(
         "target": asdict(plan.target),
         "took": {"seconds": round(seconds, 2), "num_simulations": num_runs, "num_fitting": plan.num_bounded},
         "chosen": None if chosen is None else option_data(chosen, plan, described.source, quality),
-        "options": [option_data(option, plan, described.source, quality) for option in options],
+        "options": [option_data(option, plan, described.source, quality) for option in plan.options],
         "pareto": [asdict(point) for point in plan.pareto],
         "rejected": [asdict(one) for one in plan.rejected],
         "at_load": None if plan.at_load is None or chosen is None else _at_load(plan.at_load, chosen),
@@ -66,11 +65,6 @@ def plan_data(
             asdict(one) for one in plan_regions(read_regions(config.space.regions), plan.demand.rate, plan.options)
         ],
     }
-
-
-def _with_chosen(option: Option, chosen: Option | None) -> Option:
-    """The chosen one was measured more finely than the rest."""
-    return chosen if chosen is not None and option.candidate.key == chosen.candidate.key else option
 
 
 def measured_quality(spec: ModelSpec) -> dict[str, dict[str, Any]]:

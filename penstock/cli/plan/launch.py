@@ -13,6 +13,7 @@ from pathlib import Path
 from penstock.cli import serve
 from penstock.config import AdapterConfig, CacheConfig, ModelConfig, ParallelConfig, SchedulerConfig, Weights
 from penstock.console.args import arguments_of
+from penstock.console.flags import flags_of
 from penstock.errors import PenstockError
 from penstock.runtime.models.ranks import Ranks
 from penstock.runtime.models.spec import GQA
@@ -186,19 +187,19 @@ def cluster_text(option: Option, model: str, source: str, path: str) -> str:
     return "\n".join([*lines, *values, *_settings(candidate), ""])
 
 
+SETTINGS = ("max_sequences", "max_batch_tokens", "weights", "kv", "max_context", "tensor", "pipeline", "expert")
+LIMITS = ("max_sequences", "max_batch_tokens")
+"""Of the settings, those that are written whatever they are."""
+
+
 def _settings(candidate: Candidate) -> list[str]:
-    values: dict[str, str] = {
-        "max-sequences": str(candidate.max_sequences),
-        "max-batch-tokens": str(candidate.max_batch_tokens),
+    """Lines of a config file: what of `serve` differs from its defaults, as far as `simulate` knows it too."""
+    config = serve_config(candidate, "")
+    found = {flag.name: flag for flag in flags_of(serve.Config)}
+    flags = [found[name] for name in SETTINGS]
+    values = {
+        flag.key: flag.value_in(config)
+        for flag in flags
+        if flag.name in LIMITS or flag.value_in(config) != flag.default
     }
-    asked = serve_config(candidate, "").model.weights
-    if asked != "auto":
-        values["weights"] = f'"{asked}"'
-    if candidate.kv != "bf16":
-        values["kv"] = f'"{candidate.kv}"'
-    if candidate.max_context is not None:
-        values["max-context"] = str(candidate.max_context)
-    for name in ("tensor", "pipeline", "expert"):
-        if getattr(candidate.layout, name) > 1:
-            values[name] = str(getattr(candidate.layout, name))
-    return [f"{key} = {value}" for key, value in values.items()]
+    return [f"{key} = {json.dumps(value)}" for key, value in values.items()]

@@ -20,14 +20,13 @@ from penstock.console import args, config_file
 from penstock.console.files import read_object
 from penstock.console.show import cell, print_json, print_table
 from penstock.errors import ConfigError
-from penstock.fields import check as check_fields
-from penstock.fields import leaf, setting
+from penstock.fields import Checked, leaf, setting
 from penstock.metrics.page import Page
 from penstock.metrics.summary import Summary
 from penstock.runtime.core.batch import Batch
 from penstock.tools.cost.cost import decode_chunks
-from penstock.tools.doctor.machine import machine_signs
-from penstock.tools.doctor.page import Change
+from penstock.tools.doctor.page import Change, share
+from penstock.tools.doctor.signs import machine_signs
 from penstock.tools.planner.candidate import Candidate
 from penstock.tools.planner.cause import LiveEvidence, cause_of
 from penstock.tools.planner.check import SHARES, TIMES, check
@@ -38,7 +37,7 @@ OUTSIDE_STATUS = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Config:
+class Config(Checked):
     """Measure a live server and compare it with what a plan predicts of the same load.
 
     Sends one replica's share of the plan's load, and ends with status 0 if times and throughput lie within the tolerance, 1 if
@@ -60,9 +59,6 @@ class Config:
     json: bool = False
     """Print JSON for machines"""
 
-    def __post_init__(self) -> None:
-        check_fields(self)
-
 
 def run(config: Config) -> int:
     if config.plan is None:
@@ -78,15 +74,9 @@ def run(config: Config) -> int:
     summaries = predict(data, asked, rate, config.num_requests)
     moments = [figures(asdict(summary)) for summary in summaries]
     outcome = check(moments, figures(report["runs"][0]["summary"]), config.tolerance, _model_error(asked))
+    shown = ("predicted", "interval", "measured", "error")
     rows = [
-        {
-            "figure": row.name,
-            "predicted": row.predicted,
-            "predicted_range": row.range,
-            "interval": row.interval,
-            "measured": row.measured,
-            "error": row.error,
-        }
+        {"figure": row.name, "predicted_range": row.range} | {name: getattr(row, name) for name in shown}
         for row in outcome.rows
     ]
     is_valid = report["verdict"] == "valid"
@@ -129,28 +119,22 @@ def _page(config: Config) -> Page:
 
 def _evidence(before: Page, after: Page, seconds: float, predicted: Summary, candidate: Candidate) -> LiveEvidence:
     """What the server says of the time it was measured, beside what was predicted for it."""
-
     change = Change(before, after, seconds)
-    gone = change.count
-
-    def ratio(part: float, whole: float) -> float:
-        return part / whole if whole > 0.0 else math.nan
-
     terms = {one.labels.get("term", ""): one.value for one in after.get("penstock_step_seconds", ())}
     step_ratio = math.nan
     if terms:
-        size = max(round(ratio(gone("vllm:generation_tokens_total"), gone("penstock_engine_steps_total"))), 1)
+        size = max(round(change.ratio("vllm:generation_tokens_total", "penstock_engine_steps_total")), 1)
         context = max(round(predicted.num_prompt_tokens / max(predicted.num_requests, 1)), 1)
         live = terms["base"] + terms["sequence"] * size + terms["kv_token"] * size * context
         batch = Batch(0, tuple(decode_chunks(size, context)))
-        step_ratio = ratio(live, candidate.step_cost.step_s(batch))
+        step_ratio = share(live, candidate.step_cost.step_s(batch))
     return LiveEvidence(
         machine_signs(before, after, seconds),
         step_ratio,
         change.gauge("penstock_step_model_error"),
-        ratio(gone("vllm:prefix_cache_hits_total"), gone("vllm:prefix_cache_queries_total")),
-        ratio(predicted.num_cached_tokens, predicted.num_prompt_tokens),
-        1.0 + ratio(gone("vllm:spec_decode_num_accepted_tokens_total"), gone("vllm:spec_decode_num_drafts_total")),
+        change.ratio("vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total"),
+        share(predicted.num_cached_tokens, predicted.num_prompt_tokens),
+        1.0 + change.ratio("vllm:spec_decode_num_accepted_tokens_total", "vllm:spec_decode_num_drafts_total"),
     )
 
 

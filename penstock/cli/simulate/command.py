@@ -21,7 +21,7 @@ from penstock.console.files import check_writable, write_file
 from penstock.console.progress import StatusLine
 from penstock.console.show import print_json
 from penstock.errors import ConfigError
-from penstock.fields import check, leaf, setting
+from penstock.fields import Checked, leaf, setting
 from penstock.metrics.summary import Slo
 from penstock.runtime.models.adapters import adapter_bytes
 from penstock.runtime.models.spec import ModelSpec
@@ -48,7 +48,7 @@ CHAT_SLO = Slo(ttft_s=0.5, tpot_s=0.05)
 
 
 @dataclass(frozen=True, slots=True)
-class Machines:
+class Machines(Checked):
     """What computes."""
 
     hardware: str = "h100-sxm"
@@ -76,9 +76,6 @@ class Machines:
     """Which replica gets a request"""
     max_pending: int | None = setting(None)
     """Requests a replica may have before it gets no more; with all full, requests are refused"""
-
-    def __post_init__(self) -> None:
-        check(self)
 
     @property
     def layout(self) -> Layout:

@@ -5,8 +5,7 @@ from pathlib import Path
 
 from penstock.errors import ConfigError
 from penstock.fields import setting
-from penstock.tools.workload import lengths
-from penstock.tools.workload.asked import Asked, arrivals_of
+from penstock.tools.workload.asked import Asked
 from penstock.tools.workload.workload import People, Recipe, Workload
 
 
@@ -59,16 +58,9 @@ class SimulatedLoad(Asked):
         return trace.first(self.num_requests).workload(vocab_size)
 
     def recipe(self, vocab_size: int, adapters: tuple[float, ...] = ()) -> Recipe:
-        return Recipe(
-            arrivals=arrivals_of(self.rate, self.variation),
-            prompts=lengths.parse(self.prompts),
-            answers=lengths.parse(self.answers),
-            num_requests=self.num_requests,
-            prefix=self.prefix(self.num_prefixes, self.shared_fraction),
-            vocab_size=vocab_size,
-            conversation=self.conversation,
-            people=People(tenant_shares(self.tenants), self.urgent_fraction, self.sessions, adapters),
-        )
+        people = People(tenant_shares(self.tenants), self.urgent_fraction, self.sessions, adapters)
+        prefix = self.prefix(self.num_prefixes, self.shared_fraction)
+        return self.recipe_at(self.rate, self.num_requests, prefix=prefix, vocab_size=vocab_size, people=people)
 
 
 def tenant_shares(text: str) -> tuple[float, ...]:

@@ -1,17 +1,20 @@
 """What `penstock simulate` prints: tables for people, data for machines, and in words what bound the run."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from itertools import product
 from typing import Any
 
 from penstock.amounts import format_bytes
 from penstock.console.show import print_table, printable
-from penstock.metrics.summary import Percentiles, Slo, Summary, summarize
+from penstock.metrics.summary import Slo, Summary, summarize
 from penstock.tools.sim.queueing import QueueFigures
 from penstock.tools.sim.simulation import Fleet, ReplicaReport, Result
 from penstock.tools.workload.workload import Workload
 
+LATENCIES = ("TTFT", "TPOT", "ITL", "E2E")
+SHARES = ("mean", "p50", "p90", "p95", "p99", "max")
 MAX_ROWS = 32
 """Replicas shown one by one."""
 
@@ -110,15 +113,14 @@ def unstable_in_words(queue: QueueFigures) -> str:
 
 
 def _queue_rows(queue: QueueFigures) -> dict[str, object]:
-    rows: dict[str, object] = {}
-    if queue.offered_per_s is not None:
-        rows["offered, requests/s"] = queue.offered_per_s
-    if queue.capacity_per_s is not None:
-        rows["capacity, requests/s"] = queue.capacity_per_s
-    if queue.rho is not None:
-        rows["utilisation (rho)"] = queue.rho
-    law = f"{queue.ended_per_s:.3g}/s x {queue.time_s:.3g} s"
-    return rows | {"inside (L = rate x time)": f"{queue.inside:,.1f} = {law}"}
+    law = f"{queue.inside:,.1f} = {queue.ended_per_s:.3g}/s x {queue.time_s:.3g} s"
+    rows = {
+        "offered, requests/s": queue.offered_per_s,
+        "capacity, requests/s": queue.capacity_per_s,
+        "utilisation (rho)": queue.rho,
+        "inside (L = rate x time)": law,
+    }
+    return {name: value for name, value in rows.items() if value is not None}
 
 
 def _replica_data(replica: ReplicaReport) -> dict[str, Any]:
@@ -167,51 +169,54 @@ def print_result(result: Result, queue: QueueFigures, slo: Slo) -> None:
     if fault:
         print(fault)
     else:
-        latencies = [(name, *_milliseconds(values)) for name, values in _latencies(summary).items()]
-        print_table(("ms", "mean", "p50", "p90", "p95", "p99", "max"), latencies)
+        latencies = {name: getattr(summary, name.lower()) for name in LATENCIES}
+        rows = [(name, *(1e3 * getattr(values, share) for share in SHARES)) for name, values in latencies.items()]
+        print_table(("ms", *SHARES), rows)
     print()
     print_table(("outcome", ""), list((_outcome_rows(result) | _queue_rows(queue)).items()))
     if queue.rho is not None and queue.rho > 1.0 and not fault:
         print("more is offered than can be carried: a longer run would queue without end")
     print()
-    _print_groups(groups_of(result, slo))
-    columns = (
-        "replica",
-        "requests",
-        "steps",
-        "running",
-        "waiting",
-        "cached %",
-        "KV %",
-        "KV max %",
-        "preemptions",
-        "seconds",
-    )
-    print_table(columns, [_replica_row(one) for one in result.replicas[:MAX_ROWS]])
+    if groups := groups_of(result, slo):
+        print_table(("whose", *GROUP_FIGURES), _rows(GROUP_FIGURES, groups))
+        print()
+    shown = result.replicas[:MAX_ROWS]
+    print_table(("replica", *REPLICA_FIGURES), _rows(REPLICA_FIGURES, {one.name: one for one in shown}))
     if len(result.replicas) > MAX_ROWS:
         print(f"and {len(result.replicas) - MAX_ROWS:,} more; --json lists them all")
     print()
     print(f"bound by {bound(result, queue.rho)}")
 
 
-def _print_groups(groups: Mapping[str, Summary]) -> None:
-    if not groups:
-        return
-    columns = ("whose", "requests", "TTFT p50, ms", "TTFT p99, ms", "TPOT p50, ms", "tokens/s", "goodput, %")
-    rows = [
-        (
-            name,
-            one.num_requests,
-            1e3 * one.ttft.p50,
-            1e3 * one.ttft.p99,
-            1e3 * one.tpot.p50,
-            one.output_tokens_per_s,
-            100.0 * one.good_fraction,
-        )
-        for name, one in groups.items()
-    ]
-    print_table(columns, rows)
-    print()
+Figures = Mapping[str, Callable[[Any], object]]
+"""Columns of a table, and what each shows of a row's subject."""
+GROUP_FIGURES: Figures = {
+    "requests": lambda one: one.num_requests,
+    "TTFT p50, ms": lambda one: 1e3 * one.ttft.p50,
+    "TTFT p99, ms": lambda one: 1e3 * one.ttft.p99,
+    "TPOT p50, ms": lambda one: 1e3 * one.tpot.p50,
+    "tokens/s": lambda one: one.output_tokens_per_s,
+    "goodput, %": lambda one: 100.0 * one.good_fraction,
+}
+REPLICA_FIGURES: Figures = {
+    "requests": lambda one: one.num_requests,
+    "steps": lambda one: one.num_steps,
+    "running": lambda one: one.mean_running,
+    "waiting": lambda one: one.mean_waiting,
+    "cached %": lambda one: _cached_percent(one),
+    "KV %": lambda one: 100.0 * one.mean_kv_usage_fraction,
+    "KV max %": lambda one: 100.0 * one.max_kv_usage_fraction,
+    "preemptions": lambda one: one.num_preemptions,
+    "seconds": lambda one: one.seconds,
+}
+
+
+def _rows(figures: Figures, subjects: Mapping[str, object]) -> list[tuple[object, ...]]:
+    return [(name, *(figure(one) for figure in figures.values())) for name, one in subjects.items()]
+
+
+def _cached_percent(one: Summary | ReplicaReport) -> float:
+    return 100.0 * one.num_cached_tokens / one.num_prompt_tokens if one.num_prompt_tokens else 0.0
 
 
 def print_comparison(results: Mapping[str, Result], queues: Mapping[str, QueueFigures]) -> None:
@@ -220,41 +225,27 @@ def print_comparison(results: Mapping[str, Result], queues: Mapping[str, QueueFi
     for strategy, result in results.items():
         fault = unstable_in_words(queues[strategy])
         column: dict[str, object] = {}
-        for name, values in _latencies(result.summary).items():
-            if name != "ITL" and fault:
-                column[f"{name} p50, ms"] = column[f"{name} p99, ms"] = "unstable"
-            elif name != "ITL":
-                column[f"{name} p50, ms"] = values.p50 * 1e3
-                column[f"{name} p99, ms"] = values.p99 * 1e3
+        for name, share in product(("TTFT", "TPOT", "E2E"), ("p50", "p99")):
+            value_s = getattr(getattr(result.summary, name.lower()), share)
+            column[f"{name} {share}, ms"] = "unstable" if fault else 1e3 * value_s
         columns.append(column | _outcome_rows(result) | _queue_rows(queues[strategy]))
     names = dict.fromkeys(name for column in columns for name in column)
     rows = [(name, *(column.get(name, 0) for column in columns)) for name in names]
     print_table(("batching", *results), rows)
 
 
-def _latencies(summary: Summary) -> dict[str, Percentiles]:
-    return {"TTFT": summary.ttft, "TPOT": summary.tpot, "ITL": summary.itl, "E2E": summary.e2e}
-
-
-def _milliseconds(values: Percentiles) -> list[float]:
-    return [1e3 * value for value in (values.mean, values.p50, values.p90, values.p95, values.p99, values.max)]
-
-
 def _outcome_rows(result: Result) -> dict[str, object]:
     summary = result.summary
-    cached = summary.num_cached_tokens / summary.num_prompt_tokens if summary.num_prompt_tokens else 0.0
-    rows: dict[str, object] = {
+    others = {name: count for name, count in summary.outcomes.items() if count and name not in ("stop", "length")}
+    return {
         "duration, s": summary.duration_s,
         "requests/s": summary.requests_per_s,
         "output tokens/s": summary.output_tokens_per_s,
-    }
-    rows["goodput, requests/s"] = summary.good_requests_per_s
-    rows["goodput, %"] = 100.0 * summary.good_fraction
-    others = {name: count for name, count in summary.outcomes.items() if count and name not in ("stop", "length")}
-    return rows | {
+        "goodput, requests/s": summary.good_requests_per_s,
+        "goodput, %": 100.0 * summary.good_fraction,
         "complete": summary.num_successes,
         **others,
-        "prompt tokens cached, %": 100.0 * cached,
+        "prompt tokens cached, %": _cached_percent(summary),
         "KV used at most, %": 100.0 * max(one.max_kv_usage_fraction for one in result.replicas),
         "preemptions": result.num_preemptions,
         "steps": result.num_steps,
@@ -279,19 +270,3 @@ def _technique_rows(result: Result) -> dict[str, object]:
         rows["replicas stopped"] = result.num_stops
         rows["replica hours"] = result.replica_seconds / 3600.0
     return rows
-
-
-def _replica_row(replica: ReplicaReport) -> tuple[object, ...]:
-    cached = replica.num_cached_tokens / replica.num_prompt_tokens if replica.num_prompt_tokens else 0.0
-    return (
-        replica.name,
-        replica.num_requests,
-        replica.num_steps,
-        replica.mean_running,
-        replica.mean_waiting,
-        100.0 * cached,
-        100.0 * replica.mean_kv_usage_fraction,
-        100.0 * replica.max_kv_usage_fraction,
-        replica.num_preemptions,
-        replica.seconds,
-    )

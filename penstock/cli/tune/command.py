@@ -38,8 +38,6 @@ from penstock.tools.tune.evidence import TriedSetting, Tuned
 from penstock.tools.tune.search import Loads, Ranked, SettingSearch, finalists, score, shares
 from penstock.tools.tune.setting import DEFAULT, Setting, TunedMachine, flags_in_words, unsimulated
 from penstock.tools.tune.turns import LEAST_ROUNDS, NOISY_SPREAD, kendall_tau
-from penstock.tools.workload import lengths
-from penstock.tools.workload.asked import arrivals_of
 from penstock.tools.workload.trace import Trace
 from penstock.tools.workload.trace_files import read
 from penstock.tools.workload.workload import Recipe
@@ -93,14 +91,9 @@ class TunedLoad:
 
     def recipe(self, factor: float) -> Recipe:
         asked, rate = self.asked, self.rate * factor
-        return Recipe(
-            arrivals=arrivals_of(rate, asked.variation),
-            prompts=lengths.parse(asked.prompts),
-            answers=lengths.parse(asked.answers),
-            num_requests=min(max(round(rate * self.run_s), LEAST_REQUESTS), MOST_REQUESTS),
-            prefix=asked.prefix(asked.num_prefixes),
-            vocab_size=self.vocab_size,
-        )
+        num_requests = min(max(round(rate * self.run_s), LEAST_REQUESTS), MOST_REQUESTS)
+        prefix = asked.prefix(asked.num_prefixes)
+        return asked.recipe_at(rate, num_requests, prefix=prefix, vocab_size=self.vocab_size)
 
     def part(self, factor: float, number: int) -> Trace:
         """A stretch of the trace as long as a run, another one for each number; round again at its end."""

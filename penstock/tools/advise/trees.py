@@ -4,7 +4,7 @@ Where to look first, how to lay a model out, what to buy, what to tune and in wh
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
@@ -16,9 +16,10 @@ from penstock.tools.advise.data import load
 class Advice:
     """A leaf: what to do, why, and the commands that do it or prove it."""
 
+    kind: str = field(default="advice", init=False)
     title: str
-    reasons: tuple[str, ...]
-    commands: tuple[str, ...]
+    reasons: list[str]
+    commands: list[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +32,16 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class Question:
+    kind: str = field(default="question", init=False)
     id: str
     text: str
-    branches: tuple[Branch, ...]
+    branches: list[Branch]
 
 
 @dataclass(frozen=True, slots=True)
 class DecisionTree:
+    """As plain values (`asdict`) it is what pages draw."""
+
     name: str
     title: str
     root: Question
@@ -45,9 +49,9 @@ class DecisionTree:
 
 def _place(node: Mapping[str, Any]) -> Question | Advice:
     if "advice" in node:
-        return Advice(node["advice"], tuple(node["because"]), tuple(node["run"]))
-    branches = (Branch(key, one["label"], _place(one["to"])) for key, one in node["branches"].items())
-    return Question(node["ask"], node["text"], tuple(branches))
+        return Advice(node["advice"], node["because"], node["run"])
+    branches = [Branch(key, one["label"], _place(one["to"])) for key, one in node["branches"].items()]
+    return Question(node["ask"], node["text"], branches)
 
 
 def _tree(data: Mapping[str, Any]) -> DecisionTree:
@@ -103,20 +107,3 @@ def _chosen(question: Question, key: str) -> Branch:
             return branch
     known = ", ".join(branch.key for branch in question.branches)
     raise ConfigError(f"{question.text} takes {known}, not {key!r}")
-
-
-def tree_data(tree: DecisionTree) -> dict[str, Any]:
-    return {"name": tree.name, "title": tree.title, "root": place_data(tree.root)}
-
-
-def place_data(place: Question | Advice) -> dict[str, Any]:
-    """A question with its branches, all the way down, or a leaf."""
-    if isinstance(place, Advice):
-        return {
-            "kind": "advice",
-            "title": place.title,
-            "reasons": list(place.reasons),
-            "commands": list(place.commands),
-        }
-    branches = [{"key": one.key, "label": one.label, "to": place_data(one.to)} for one in place.branches]
-    return {"kind": "question", "id": place.id, "text": place.text, "branches": branches}

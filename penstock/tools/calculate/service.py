@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 from penstock.errors import ConfigError
-from penstock.fields import check, setting
+from penstock.fields import Checked, setting
 from penstock.metrics.summary import Slo, percentiles
 from penstock.metrics.timeline import Outcome, Timeline
 from penstock.tools.calculate.sheet import Sheet, positive
@@ -127,7 +127,7 @@ def _counts(text: str) -> list[int]:
 
 
 @dataclass(frozen=True)
-class ShedInputs:
+class ShedInputs(Checked):
     """Whether the next request is let in."""
 
     queue: float = setting(0.9, 0, 1)
@@ -136,9 +136,6 @@ class ShedInputs:
     """Share of the KV cache that is held"""
     kv_asked: float = setting(0.0, 0, 1)
     """Share of it that the request may come to need"""
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 def shed(inputs: ShedInputs, sheet: Sheet) -> None:

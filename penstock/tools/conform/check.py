@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
@@ -59,22 +60,31 @@ class CheckVerdict(NamedTuple):
         return not self.fault
 
 
+CheckBody = Callable[[Target, Any], None]
+"""What a check does with a target, and with a client of the dialect that is open at it."""
+
+
 class Suite:
     """The checks of one dialect, in the order they were written."""
 
-    def __init__(self, dialect: str) -> None:
+    def __init__(self, dialect: str, client: Callable[[Target], AbstractContextManager[Any]]) -> None:
         self.dialect = dialect
         self.checks: list[ApiCheck] = []
+        self._client = client
 
-    def must(self, run: Callable[[Target], None]) -> Callable[[Target], None]:
-        return self._add(Level.MUST, run)
+    def must(self, look: CheckBody) -> CheckBody:
+        return self._add(Level.MUST, look)
 
-    def should(self, run: Callable[[Target], None]) -> Callable[[Target], None]:
-        return self._add(Level.SHOULD, run)
+    def should(self, look: CheckBody) -> CheckBody:
+        return self._add(Level.SHOULD, look)
 
-    def _add(self, level: Level, run: Callable[[Target], None]) -> Callable[[Target], None]:
-        self.checks.append(ApiCheck(self.dialect, level, run.__name__.replace("_", " "), run))
-        return run
+    def _add(self, level: Level, look: CheckBody) -> CheckBody:
+        def run(target: Target) -> None:
+            with self._client(target) as sdk:
+                look(target, sdk)
+
+        self.checks.append(ApiCheck(self.dialect, level, look.__name__.replace("_", " "), run))
+        return look
 
 
 def expect(condition: Any, what: str) -> None:

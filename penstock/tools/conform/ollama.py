@@ -7,7 +7,6 @@ from typing import Any
 
 from penstock.tools.conform.check import Suite, Target, Unmet, expect
 
-SUITE = Suite("ollama")
 OPTIONS = {"temperature": 0, "num_predict": 8}
 MESSAGES = [{"role": "user", "content": "Say hello."}]
 
@@ -23,17 +22,19 @@ def client(target: Target) -> Iterator[Any]:
         opened._client.close()
 
 
+SUITE = Suite("ollama", client)
+
+
 @SUITE.must
-def a_chat_is_answered_with_counts(target: Target) -> None:
-    with client(target) as sdk:
-        answer = sdk.chat(target.model, MESSAGES, options=OPTIONS)
+def a_chat_is_answered_with_counts(target: Target, sdk: Any) -> None:
+    answer = sdk.chat(target.model, MESSAGES, options=OPTIONS)
     expect(answer.message.role == "assistant" and answer.message.content, "there is no message")
     expect(answer.done and answer.done_reason in ("stop", "length"), f"done_reason is {answer.done_reason!r}")
     expect(answer.eval_count and answer.prompt_eval_count and answer.total_duration, "counts or durations are missing")
 
 
 @SUITE.must
-def answers_are_streamed_as_lines_unless_asked_otherwise(target: Target) -> None:
+def answers_are_streamed_as_lines_unless_asked_otherwise(target: Target, _: Any) -> None:
     answer = target.post("/api/chat", {"model": target.model, "messages": MESSAGES, "options": OPTIONS})
     expect(answer.headers["content-type"].startswith("application/x-ndjson"), "content-type is not x-ndjson")
     lines = [json.loads(line) for line in answer.text.strip().split("\n")]
@@ -41,47 +42,43 @@ def answers_are_streamed_as_lines_unless_asked_otherwise(target: Target) -> None
 
 
 @SUITE.must
-def a_stream_says_what_the_whole_does(target: Target) -> None:
-    with client(target) as sdk:
-        whole = sdk.chat(target.model, MESSAGES, options=OPTIONS).message.content
-        parts = "".join(
-            part.message.content or "" for part in sdk.chat(target.model, MESSAGES, options=OPTIONS, stream=True)
-        )
+def a_stream_says_what_the_whole_does(target: Target, sdk: Any) -> None:
+    whole = sdk.chat(target.model, MESSAGES, options=OPTIONS).message.content
+    parts = "".join(
+        part.message.content or "" for part in sdk.chat(target.model, MESSAGES, options=OPTIONS, stream=True)
+    )
     expect(parts == whole, f"streamed {parts!r}, whole {whole!r}")
 
 
 @SUITE.must
-def a_prompt_is_answered_or_continued(target: Target) -> None:
-    with client(target) as sdk:
-        expect(sdk.generate(target.model, "Say hello.", options=OPTIONS).response, "generate gives no response")
-        expect(sdk.generate(target.model, "One, two,", raw=True, options=OPTIONS).response, "raw gives no response")
+def a_prompt_is_answered_or_continued(target: Target, sdk: Any) -> None:
+    expect(sdk.generate(target.model, "Say hello.", options=OPTIONS).response, "generate gives no response")
+    expect(sdk.generate(target.model, "One, two,", raw=True, options=OPTIONS).response, "raw gives no response")
 
 
 @SUITE.must
-def models_are_listed_and_shown(target: Target) -> None:
-    with client(target) as sdk:
-        expect(sdk.list().models, "tags lists nothing")
-        shown = sdk.show(target.model)
+def models_are_listed_and_shown(target: Target, sdk: Any) -> None:
+    expect(sdk.list().models, "tags lists nothing")
+    shown = sdk.show(target.model)
     expect(shown.capabilities and "completion" in shown.capabilities, "show has no capabilities")
 
 
 @SUITE.must
-def errors_are_one_text(target: Target) -> None:
+def errors_are_one_text(target: Target, sdk: Any) -> None:
     import ollama
 
-    with client(target) as sdk:
-        try:
-            sdk.chat("no-such-model", MESSAGES)
-        except ollama.ResponseError as error:
-            expect(error.status_code == 404, f"status {error.status_code}, not 404")
-        else:
-            raise Unmet("an unknown model is answered")
+    try:
+        sdk.chat("no-such-model", MESSAGES)
+    except ollama.ResponseError as error:
+        expect(error.status_code == 404, f"status {error.status_code}, not 404")
+    else:
+        raise Unmet("an unknown model is answered")
     answer = target.post("/api/chat", {"model": target.model, "messages": 1})
     expect(answer.status_code == 400 and set(answer.json()) == {"error"}, f"{answer.status_code} {answer.text[:80]}")
 
 
 @SUITE.must
-def a_version_is_told(target: Target) -> None:
+def a_version_is_told(target: Target, _: Any) -> None:
     import httpx
 
     answer = httpx.get(f"{target.url}/api/version", headers=target.headers)
@@ -89,34 +86,30 @@ def a_version_is_told(target: Target) -> None:
 
 
 @SUITE.should
-def a_question_without_words_loads_the_model(target: Target) -> None:
-    with client(target) as sdk:
-        expect(sdk.generate(target.model).done_reason == "load", "done_reason is not load")
+def a_question_without_words_loads_the_model(target: Target, sdk: Any) -> None:
+    expect(sdk.generate(target.model).done_reason == "load", "done_reason is not load")
 
 
 @SUITE.should
-def a_context_goes_on(target: Target) -> None:
-    with client(target) as sdk:
-        first = sdk.generate(target.model, "One.", options=OPTIONS)
-        expect(first.context, "there is no context")
-        more = sdk.generate(target.model, "Two.", context=first.context, options=OPTIONS)
+def a_context_goes_on(target: Target, sdk: Any) -> None:
+    first = sdk.generate(target.model, "One.", options=OPTIONS)
+    expect(first.context, "there is no context")
+    more = sdk.generate(target.model, "Two.", context=first.context, options=OPTIONS)
     expect(more.prompt_eval_count > first.prompt_eval_count, "nothing of the context is in the prompt")
 
 
 @SUITE.should
-def answers_keep_to_a_schema(target: Target) -> None:
+def answers_keep_to_a_schema(target: Target, sdk: Any) -> None:
     schema = {
         "type": "object",
         "properties": {"a": {"type": "integer"}},
         "required": ["a"],
         "additionalProperties": False,
     }
-    with client(target) as sdk:
-        answer = sdk.chat(target.model, MESSAGES, format=schema, options={"temperature": 0, "num_predict": 64})
+    answer = sdk.chat(target.model, MESSAGES, format=schema, options={"temperature": 0, "num_predict": 64})
     expect(set(json.loads(answer.message.content)) == {"a"}, f"the answer is {answer.message.content!r}")
 
 
 @SUITE.should
-def texts_become_vectors(target: Target) -> None:
-    with client(target) as sdk:
-        expect(len(sdk.embed(target.model, ["one", "two"]).embeddings) == 2, "two texts do not give two vectors")
+def texts_become_vectors(target: Target, sdk: Any) -> None:
+    expect(len(sdk.embed(target.model, ["one", "two"]).embeddings) == 2, "two texts do not give two vectors")

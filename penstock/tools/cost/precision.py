@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from penstock.fields import check, leaf
+from penstock.fields import Checked, leaf
 from penstock.tools.cost.hardware import Ceilings, NumberFormat
 
 WeightFormat = Literal["bf16", "fp16", "fp32", "fp8", "int8", "int4"]
@@ -16,15 +16,12 @@ _WHOLE: tuple[NumberFormat, ...] = ("bf16", "fp16", "fp32")
 
 
 @dataclass(frozen=True, slots=True)
-class Precision:
+class Precision(Checked):
     weight_bytes: float = leaf(2.0, above=0, most=8)
     """Bytes a weight, scales of its group included."""
     kv_bytes: float = leaf(2.0, above=0, most=8)
     """Bytes a key or value number."""
     compute: NumberFormat = "bf16"
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 def precision_of(weights: WeightFormat, kv: KvFormat, ceilings: Ceilings) -> Precision:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-from penstock.fields import check, leaf
+from penstock.fields import Checked, leaf
 from penstock.runtime.core.batch import Batch, Chunk
 from penstock.runtime.models.spec import ModelSpec, MoE
 from penstock.tools.cost.cost import moved
@@ -30,7 +30,7 @@ from penstock.tools.cost.precision import Precision
 
 
 @dataclass(frozen=True, slots=True)
-class Overhead:
+class Overhead(Checked):
     """Time that no roof explains. The defaults fit decode steps of 0.6B, 8B and 30B-A3B models, 1 to 128 sequences, as our
     engine takes them on an H200: benchmarks/results/gpu-*.json."""
 
@@ -42,9 +42,6 @@ class Overhead:
     """Schedule, sample and hand over tokens, each step."""
     overlaps: bool = True
     """The host works while the device does: the longer of the two counts, not their sum."""
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 _ACTIVATION_BYTES = {"fp32": 4.0}

@@ -1,5 +1,6 @@
 """What can be wrong with a machine: a table of checks over its environment, from silicon to gateway."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -217,13 +218,8 @@ def _temporary(found: Environment) -> Judgement:
 
 def version_of(text: str) -> tuple[int, ...]:
     """The leading numbers of a version: 2.13.0+cpu is (2, 13, 0)."""
-    numbers: list[int] = []
-    for part in text.split("+")[0].split("."):
-        digits = part[: len(part) - len(part.lstrip("0123456789"))]
-        if not digits:
-            break
-        numbers.append(int(digits))
-    return tuple(numbers)
+    found = re.match(r"\d+(\.\d+)*", text)
+    return tuple(map(int, found[0].split("."))) if found else ()
 
 
 CHECKS: tuple[MachineCheck, ...] = (

@@ -1,10 +1,12 @@
-"""The change between two pages of metrics.
+"""The change between two pages of metrics, and signs: fields that say how they are read from it.
 
 What a page does not have is NaN: every comparison with it is false, so a rule that lacks a figure stays silent.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import Field, field, fields
+from typing import Any
 
 from penstock.metrics.page import Page
 
@@ -48,6 +50,9 @@ class Change:
         name = self._name(*names)
         return math.nan if name is None else max(sample.value for sample in self._after[name])
 
+    def smallest(self, name: str) -> float:
+        return math.nan if self._name(name) is None else min(sample.value for sample in self._after[name])
+
     def label(self, name: str, label: str) -> float:
         """A number that a page has in a label."""
         found = next((one.labels[label] for one in self._after.get(name, ()) if label in one.labels), None)
@@ -58,13 +63,16 @@ class Change:
         except ValueError:
             return math.nan
 
+    def ratio(self, part: str, whole: str) -> float:
+        """Of what two counters grew by."""
+        return share(self.count(part), self.count(whole))
+
     def mean(self, *names: str) -> float:
         """Of what a histogram took in meanwhile; NaN if nothing."""
         name = self._name(*names, suffix="_count")
         if name is None:
             return math.nan
-        count = self.count(f"{name}_count")
-        return self.count(f"{name}_sum") / count if count > 0.0 else math.nan
+        return self.ratio(f"{name}_sum", f"{name}_count")
 
     def quantile(self, fraction: float, *names: str) -> float:
         """Of what a histogram took in meanwhile, even within a bucket; NaN if nothing."""
@@ -88,6 +96,21 @@ class Change:
         if found is None:
             self.absent.add(names[0])
         return found
+
+
+def share(part: float, whole: float) -> float:
+    return part / whole if whole > 0.0 else math.nan
+
+
+def measured(measure: Callable[[Change], float], default: float = math.nan, *, of_machine: bool = False) -> Any:
+    """A sign, and how it is read. What it says of a machine and its price servers of other makers leave out: without such a
+    sign nothing is missing."""
+    return field(default=default, metadata={"measure": measure, "of_machine": of_machine})
+
+
+def measures_of(signs: type) -> Iterator[tuple["Field[Any]", Callable[[Change], float]]]:
+    """The fields of signs that are read from a change."""
+    return ((sign, sign.metadata["measure"]) for sign in fields(signs) if "measure" in sign.metadata)
 
 
 def _sum(page: Page, name: str, where: Where | None) -> float:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from penstock.metrics.page import Page
 from penstock.tools.doctor.finding import Finding, KnownFault, known_faults
-from penstock.tools.doctor.page import Change, Where
+from penstock.tools.doctor.page import Change, Where, measured, measures_of
 
 MANY = 20
 """Requests below which shares say nothing."""
@@ -41,17 +41,19 @@ class RouterSigns:
     window_s: float
     policy: str
     replicas: tuple[ReplicaSigns, ...]
-    num_open: float
-    num_parked: float
-    num_ended: float
     num_sent: float
-    num_refused: float
-    num_retries: float
-    num_failovers: float
-    tokens_per_s: float
-    first_byte_p50_s: float
-    first_byte_p99_s: float
-    overhead_p99_s: float
+    num_open: float = measured(lambda change: change.gauge("penstock_router_open"))
+    num_parked: float = measured(lambda change: change.gauge("penstock_router_parked"))
+    num_ended: float = measured(lambda change: change.count("penstock_router_requests_total"))
+    num_refused: float = measured(lambda change: change.count("penstock_router_refused_total"))
+    num_retries: float = measured(lambda change: change.count("penstock_router_retries_total"))
+    num_failovers: float = measured(lambda change: change.count("penstock_router_failovers_total"))
+    tokens_per_s: float = measured(
+        lambda change: change.rate("penstock_router_tokens_total", lambda labels: labels.get("kind") == "output")
+    )
+    first_byte_p50_s: float = measured(lambda change: change.quantile(0.5, "penstock_router_first_byte_seconds"))
+    first_byte_p99_s: float = measured(lambda change: change.quantile(0.99, "penstock_router_first_byte_seconds"))
+    overhead_p99_s: float = measured(lambda change: change.quantile(0.99, "penstock_router_overhead_seconds"))
 
     @property
     def ready(self) -> tuple[ReplicaSigns, ...]:
@@ -78,17 +80,8 @@ def router_signs(before: Page, after: Page, window_s: float) -> RouterSigns:
         window_s=window_s,
         policy=info[0].labels.get("policy", "") if info else "",
         replicas=replicas,
-        num_open=change.gauge("penstock_router_open"),
-        num_parked=change.gauge("penstock_router_parked"),
-        num_ended=change.count("penstock_router_requests_total"),
         num_sent=sum(one.num_sent for one in replicas),
-        num_refused=change.count("penstock_router_refused_total"),
-        num_retries=change.count("penstock_router_retries_total"),
-        num_failovers=change.count("penstock_router_failovers_total"),
-        tokens_per_s=change.rate("penstock_router_tokens_total", lambda labels: labels.get("kind") == "output"),
-        first_byte_p50_s=change.quantile(0.5, "penstock_router_first_byte_seconds"),
-        first_byte_p99_s=change.quantile(0.99, "penstock_router_first_byte_seconds"),
-        overhead_p99_s=change.quantile(0.99, "penstock_router_overhead_seconds"),
+        **{sign.name: measure(change) for sign, measure in measures_of(RouterSigns)},
     )
 
 

@@ -3,8 +3,10 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from string import Formatter
 from typing import Any, NamedTuple
 
+from penstock.amounts import format_bytes
 from penstock.tools.doctor.finding import Finding, KnownFault
 from penstock.tools.doctor.signs import Signs
 
@@ -15,19 +17,42 @@ class Trigger(NamedTuple):
     """When a rule speaks, and what it says it has seen."""
 
     condition: Callable[[Signs], bool]
-    evidence: Callable[[Signs], str]
+    seen: str
+    """Names signs in braces, as `EvidenceFormatter` writes them."""
+
+
+class EvidenceFormatter(Formatter):
+    """Signs by their names, or one over another: `{x:%}` and `{x:.1f%}` are shares, `{x/y:ms}` seconds, `{x:bytes}` bytes."""
+
+    def get_value(self, key: int | str, args: Sequence[Any], kwargs: Any) -> Any:
+        part, _, whole = str(key).partition("/")
+        value = getattr(args[0], part)
+        return value / getattr(args[0], whole) if whole else value
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        if format_spec.endswith("%"):
+            return f"{100 * value:{format_spec[:-1] or '.0f'}} %"
+        if format_spec == "ms":
+            return f"{1e3 * value:,.0f} ms" if value >= 0.01 else f"{1e3 * value:,.2g} ms"
+        return format_bytes(int(value)) if format_spec == "bytes" else f"{value:{format_spec}}"
+
+
+_WORDS = EvidenceFormatter()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule(KnownFault):
     condition: Callable[[Signs], bool]
-    evidence: Callable[[Signs], str]
+    seen: str
+
+    def evidence(self, signs: Signs) -> str:
+        return _WORDS.format(self.seen, signs)
 
     @property
     def reads(self) -> frozenset[str]:
-        """The signs that condition and evidence look at, by their code; where one of them is NaN the rule is silent."""
-        looks: tuple[Any, ...] = (self.condition, self.evidence)
-        return _SIGNS.intersection(name for look in looks for name in look.__code__.co_names)
+        """The signs that condition and evidence look at; where one of them is NaN the rule is silent."""
+        named = (word for _, name, _, _ in _WORDS.parse(self.seen) for word in (name or "").split("/"))
+        return _SIGNS.intersection((*self.condition.__code__.co_names, *named))
 
     def holds(self, signs: Signs) -> bool:
         return not any(math.isnan(getattr(signs, sign)) for sign in self.reads) and self.condition(signs)

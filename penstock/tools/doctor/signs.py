@@ -2,22 +2,26 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass, field
+from functools import partial
 
 from penstock.metrics.page import Page
-from penstock.tools.doctor.machine import machine_signs
-from penstock.tools.doctor.page import Change
+from penstock.tools.doctor.page import Change, measured, measures_of, share
 
 REFUSED, SILENT, UNREACHABLE, UNINTELLIGIBLE = 0.0, 1.0, 2.0, 3.0
 """In place of an HTTP status, where none came."""
 OWN_ROUTES = ("/livez", "/readyz", "/health", "/metrics", "/version")
 """What watchers ask, a doctor among them: no part of the load."""
 VECTOR_ROUTES = ("/v1/embeddings", "/v1/rerank")
-OPTIONAL = ("dollars_per_1k",)
-"""Signs of servers that were told more, here a price: without it nothing is missing."""
 RUNNING, WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
 CALLS = "penstock_calls_open"
+TOKENS, PROMPT_TOKENS = "vllm:generation_tokens_total", "vllm:prompt_tokens_total"
+ENDED, STEPS = "vllm:request_success_total", "penstock_engine_steps_total"
+HOST = "penstock_host_processor_seconds_total"
+ENERGY = ("penstock_gpu_energy_joules_total", "penstock_host_energy_joules_total")
+PARAMETERS, WEIGHTS = "penstock_active_parameters", "penstock_weight_bytes"
+LEAST_PAGES = 1000
+"""Of memory given, below which where they lie is chance."""
 KV = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
 ITL = ("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds")
 TTFT = "vllm:time_to_first_token_seconds"
@@ -31,11 +35,6 @@ class Look:
     statuses: Mapping[str, float]
     seconds: Mapping[str, float]
     page: Page
-
-
-def _ratio(change: Change, part: str, whole: str) -> float:
-    counts = change.count(part), change.count(whole)
-    return counts[0] / counts[1] if counts[1] > 0.0 else math.nan
 
 
 def _unread(calls: float, running: float, waiting: float, change: Change) -> float:
@@ -56,12 +55,42 @@ def _ended(*reasons: str) -> Callable[[Change], float]:
     def is_meant(labels: Mapping[str, str]) -> bool:
         return not reasons or labels.get("finished_reason") in reasons
 
-    return lambda change: change.count("vllm:request_success_total", is_meant)
+    return lambda change: change.count(ENDED, is_meant)
 
 
-def measured(measure: Callable[[Change], float], default: float = math.nan) -> Any:
-    """A sign, and how it is read from the change between two pages."""
-    return field(default=default, metadata={"measure": measure})
+def _of_processors(change: Change, use: str) -> float:
+    return share(change.count(HOST, lambda labels: labels.get("use") == use), change.count(HOST))
+
+
+def _waited_per_s(change: Change) -> float:
+    waited = change.rate("penstock_host_waiting_seconds_total")
+    return _of_processors(change, "other") if math.isnan(waited) else waited
+
+
+def _remote_fraction(change: Change) -> float:
+    given = change.count("penstock_host_numa_pages_total")
+    remote = change.count("penstock_host_numa_pages_total", lambda labels: labels.get("where") == "other")
+    return share(remote, given) if given > LEAST_PAGES else math.nan
+
+
+def _joules(change: Change) -> float:
+    """NaN where nothing counts them."""
+    return math.fsum(value for name in ENERGY if not math.isnan(value := change.count(name))) or math.nan
+
+
+def _flops(change: Change) -> float:
+    """Operations a second, of all tokens that were computed."""
+    cached = change.rate("vllm:prompt_tokens_cached_total")
+    return 2.0 * change.gauge(PARAMETERS) * (change.rate(TOKENS) + change.rate(PROMPT_TOKENS) - cached)
+
+
+def _bytes_read(change: Change) -> float:
+    """A second: each step reads the weights, and the cache as far as it is in use."""
+    cache = change.largest(KV[0]) * change.gauge("penstock_kv_bytes")
+    return change.rate(STEPS) * (change.gauge(WEIGHTS) + cache)
+
+
+of_machine = partial(measured, of_machine=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,12 +127,12 @@ class Signs:
     )
     num_calls: float = measured(lambda change: change.gauge(CALLS))
 
-    prompt_tokens_per_s: float = measured(lambda change: change.rate("vllm:prompt_tokens_total"))
-    output_tokens_per_s: float = measured(lambda change: change.rate("vllm:generation_tokens_total"))
+    prompt_tokens_per_s: float = measured(lambda change: change.rate(PROMPT_TOKENS))
+    output_tokens_per_s: float = measured(lambda change: change.rate(TOKENS))
     started_per_s: float = measured(lambda change: change.rate(f"{TTFT}_count"))
     """Requests whose first token came."""
-    ended_per_s: float = measured(lambda change: change.rate("vllm:request_success_total"))
-    steps_per_s: float = measured(lambda change: change.rate("penstock_engine_steps_total"))
+    ended_per_s: float = measured(lambda change: change.rate(ENDED))
+    steps_per_s: float = measured(lambda change: change.rate(STEPS))
     refused_per_s: float = measured(lambda change: change.rate("penstock_requests_refused_total"))
     preemptions_per_s: float = measured(lambda change: change.rate("vllm:num_preemptions_total"))
     num_errors: float = measured(_ended("error"))
@@ -129,54 +158,64 @@ class Signs:
     queue_mean_s: float = measured(lambda change: change.mean("vllm:request_queue_time_seconds"))
     queue_p95_s: float = measured(lambda change: change.quantile(0.95, "vllm:request_queue_time_seconds"))
     prefill_mean_s: float = measured(lambda change: change.mean("vllm:request_prefill_time_seconds"))
-    prompt_mean_tokens: float = measured(lambda change: _ratio(change, "vllm:prompt_tokens_total", f"{TTFT}_count"))
+    prompt_mean_tokens: float = measured(lambda change: change.ratio(PROMPT_TOKENS, f"{TTFT}_count"))
     hit_fraction: float = measured(
-        lambda change: _ratio(change, "vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total")
+        lambda change: change.ratio("vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total")
     )
     """Share of prompt tokens that the prefix cache gave."""
-    stolen_fraction: float = math.nan
+    stolen_fraction: float = of_machine(lambda change: _of_processors(change, "stolen"))
     """Of the machine's processors, what a hypervisor gave to others; then what other programs used."""
-    others_fraction: float = math.nan
-    waited_per_s: float = math.nan
+    others_fraction: float = of_machine(lambda change: _of_processors(change, "other"))
+    waited_per_s: float = of_machine(lambda change: _waited_per_s(change))
     """Seconds that its threads waited for a processor, all together; others' share where the system counts no waits."""
-    throttled_fraction: float = math.nan
+    throttled_fraction: float = of_machine(
+        lambda change: change.ratio("penstock_host_throttled_periods_total", "penstock_host_periods_total")
+    )
     """Of the periods in which a container's processor time is counted, those in which it ran out."""
-    swapped_per_s: float = math.nan
+    swapped_per_s: float = of_machine(lambda change: change.rate("penstock_host_swapped_pages_total"))
     """Pages moved to or from swap."""
-    slow_governor: float = math.nan
+    slow_governor: float = of_machine(lambda change: change.gauge("penstock_host_slow_governor"))
     """Share of the processors that save power."""
-    remote_fraction: float = math.nan
+    remote_fraction: float = of_machine(lambda change: _remote_fraction(change))
     """Of memory pages given, those on another node than the processor's."""
-    gpu_clock_fraction: float = math.nan
+    gpu_clock_fraction: float = of_machine(
+        lambda change: share(
+            change.smallest("penstock_gpu_clock_hertz"), change.largest("penstock_gpu_max_clock_hertz")
+        )
+    )
     """Of the highest clock, what the slowest GPU runs at."""
-    gpu_power_limited: float = math.nan
-    gpu_thermal_limited: float = math.nan
-    gpu_ecc_errors: float = math.nan
-    gpu_xid_errors: float = math.nan
-    gpu_pcie_fraction: float = math.nan
+    gpu_power_limited: float = of_machine(lambda change: change.largest("penstock_gpu_limited_by_power"))
+    gpu_thermal_limited: float = of_machine(lambda change: change.largest("penstock_gpu_limited_by_thermal"))
+    gpu_ecc_errors: float = of_machine(lambda change: change.total("penstock_gpu_ecc_errors_total"))
+    gpu_xid_errors: float = of_machine(lambda change: change.total("penstock_gpu_xid_errors_total"))
+    gpu_pcie_fraction: float = of_machine(
+        lambda change: share(change.smallest("penstock_gpu_pcie_width"), change.largest("penstock_gpu_max_pcie_width"))
+    )
     """Of the lanes to the host, those in use."""
-    gpu_other_bytes: float = math.nan
-    max_batch_tokens: float = math.nan
-    weight_bits: float = math.nan
+    gpu_other_bytes: float = of_machine(lambda change: change.gauge("penstock_gpu_other_bytes"))
+    max_batch_tokens: float = of_machine(lambda change: change.largest("penstock_max_batch_tokens"))
+    weight_bits: float = of_machine(lambda change: share(8.0 * change.gauge(WEIGHTS), change.gauge(PARAMETERS)))
     """Of a parameter that a token is multiplied with, in memory."""
-    energy_per_token_j: float = math.nan
-    energy_per_request_j: float = math.nan
-    dollars_per_request: float = math.nan
-    mfu: float = math.nan
+    energy_per_token_j: float = of_machine(lambda change: share(_joules(change), change.count(TOKENS)))
+    energy_per_request_j: float = of_machine(lambda change: share(_joules(change), change.count(ENDED)))
+    dollars_per_request: float = of_machine(lambda change: change.ratio("penstock_cost_dollars_total", ENDED))
+    mfu: float = of_machine(lambda change: share(_flops(change), change.largest("penstock_machine_flops")))
     """Operations a second over what the machine was measured to compute; then bytes over what it reads."""
-    mbu: float = math.nan
+    mbu: float = of_machine(
+        lambda change: share(_bytes_read(change), change.largest("penstock_machine_bytes_per_second"))
+    )
     floor_s: float = math.nan
     """What a mean step takes at the hardware's limit, where the hardware is known."""
 
     step_sequences: float = measured(lambda change: change.mean("penstock_step_sequences"))
     """Sequences that a mean step gave tokens to."""
     good_fraction: float = measured(
-        lambda change: _ratio(change, "penstock_good_requests_total", "vllm:e2e_request_latency_seconds_count")
+        lambda change: change.ratio("penstock_good_requests_total", "vllm:e2e_request_latency_seconds_count")
     )
     """Share of the requests that ended which met the chat SLO."""
     kv_waste_fraction: float = measured(lambda change: change.largest("penstock_kv_waste_fraction"))
     """Share of held KV positions that hold no token."""
-    dollars_per_1k: float = measured(lambda change: change.gauge("penstock_dollars_per_1k_tokens"))
+    dollars_per_1k: float = of_machine(lambda change: change.gauge("penstock_dollars_per_1k_tokens"))
     """Of 1,000 generated tokens, since the server's start."""
 
     missing: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -191,12 +230,11 @@ class Signs:
 def signs_of(before: Look, after: Look, window_s: float) -> Signs:
     values: dict[str, float] = {}
     missing: dict[str, tuple[str, ...]] = {}
-    for sign in fields(Signs):
-        if measure := sign.metadata.get("measure"):
-            change = Change(before.page, after.page, window_s)
-            values[sign.name] = measure(change)
-            if change.absent and sign.name not in OPTIONAL:
-                missing[sign.name] = tuple(sorted(change.absent))
+    for sign, measure in measures_of(Signs):
+        change = Change(before.page, after.page, window_s)
+        values[sign.name] = measure(change)
+        if change.absent and not sign.metadata["of_machine"]:
+            missing[sign.name] = tuple(sorted(change.absent))
     ready_status = after.statuses.get("/readyz", math.nan)
     if ready_status == 404:
         missing["ready_status"] = ("/readyz",)
@@ -210,5 +248,10 @@ def signs_of(before: Look, after: Look, window_s: float) -> Signs:
         health_s=min(health) if len(health) == 2 else math.nan,
         missing=missing,
         **values,
-        **machine_signs(before.page, after.page, window_s),
     )
+
+
+def machine_signs(before: Page, after: Page, window_s: float) -> dict[str, float]:
+    """What it lost to others, how far it is used, what it took, by name of the sign."""
+    change = Change(before, after, window_s)
+    return {sign.name: measure(change) for sign, measure in measures_of(Signs) if sign.metadata["of_machine"]}

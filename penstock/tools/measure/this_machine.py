@@ -20,6 +20,7 @@ from penstock.console.files import cache_folder, write_file
 from penstock.errors import ConfigError
 from penstock.tools.cost import hardware as devices
 from penstock.tools.cost.hardware import Ceilings, Flops, Hardware
+from penstock.tools.measure.environment import text_of
 from penstock.tools.measure.ranks import kept_all_reduce
 
 LOGGER = logging.getLogger(__name__)
@@ -149,22 +150,15 @@ def _hardware(kind: str, memory_bytes: int, ceilings: Ceilings, source: str) -> 
 
 
 def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
+    lines = text_of(Path("/proc/cpuinfo")).splitlines()
     fields = dict(line.split(":", 1) for line in reversed(lines) if ":" in line)
     by_key = {key.strip(): value.strip() for key, value in fields.items()}
-    return " ".join(by_key.get(key, "") for key in ("model name", "cpu family", "model", "stepping")).strip()
+    words = (by_key.get(key, "") for key in ("model name", "cpu family", "model", "stepping"))
+    return " ".join(words).strip() if lines else platform.processor()
 
 
 def _gpus() -> list[str]:
     """By the driver's own list: torch need not be imported to know them."""
-    found = []
-    for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
-        try:
-            lines = path.read_text().splitlines()
-        except OSError:
-            continue
-        found += [line.split(":", 1)[1].strip() for line in lines if line.startswith("Model:")]
-    return found
+    texts = map(text_of, sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")))
+    lines = (line for text in texts for line in text.splitlines())
+    return [line.split(":", 1)[1].strip() for line in lines if line.startswith("Model:")]

@@ -165,7 +165,8 @@ def find_capacity(loads: Loads, finest: int = COARSE) -> Capacity:
     """Gallop from what the bound suggests, then bisect down to `finest` grid steps."""
     if not loads.steady.rate:
         return Capacity(0.0, None, None, ())
-    start = _on_grid(PER_OCTAVE * math.log2(FIRST_TRY * loads.steady.rate))
+    index = PER_OCTAVE * math.log2(FIRST_TRY * loads.steady.rate)
+    start = max(LOWEST, math.floor(index / COARSE) * COARSE)
     low, high = _bracket(loads, start)
     while high - low > finest and low >= LOWEST:
         middle = low + max(finest, (high - low) // 2 // finest * finest)
@@ -176,10 +177,6 @@ def find_capacity(loads: Loads, finest: int = COARSE) -> Capacity:
     at = loads.run(low) if low >= LOWEST else None
     beyond = loads.run(high) if loads.is_thinkable(high) else None
     return Capacity(grid_rate(low) if at else 0.0, at, beyond, loads.runs)
-
-
-def _on_grid(index: float) -> int:
-    return max(LOWEST, math.floor(index / COARSE) * COARSE)
 
 
 def _bracket(loads: Loads, start: int) -> tuple[int, int]:

@@ -10,6 +10,12 @@ HITS_OFF = 0.05
 """Of prompt tokens."""
 BUSY = 0.1
 """Of the machine's processors, what others may use."""
+LOST = {
+    "throttled_fraction": "the container ran out of processor time in {:.0f} % of periods",
+    "stolen_fraction": "the hypervisor gave {:.0f} % of the processors to others",
+    "others_fraction": "other programs used {:.0f} % of the processors",
+}
+"""Signs of what a machine lost to others, the first that is too large counts."""
 PROFILE = "measure this machine with penstock profile, and plan with --profile"
 
 
@@ -30,18 +36,9 @@ class LiveEvidence(NamedTuple):
 
 def cause_of(evidence: LiveEvidence, *, is_profiled: bool) -> tuple[str, str]:
     """The likeliest cause in words, and what to do. What a machine lost to others comes before what follows from it."""
-    signs = evidence.signs
-    lost = {name: signs.get(name, math.nan) for name in ("throttled_fraction", "stolen_fraction", "others_fraction")}
-    words = {
-        "throttled_fraction": "the container ran out of processor time in {:.0f} % of periods",
-        "stolen_fraction": "the hypervisor gave {:.0f} % of the processors to others",
-        "others_fraction": "other programs used {:.0f} % of the processors",
-    }
-    for name, share in lost.items():
-        if share > BUSY:
-            return words[name].format(
-                100 * share
-            ), "measure again when the machine is its own; penstock doctor names who"
+    for name, words in LOST.items():
+        if (share := evidence.signs.get(name, math.nan)) > BUSY:
+            return words.format(100 * share), "measure again when the machine is its own; penstock doctor names who"
     if abs(evidence.hit_fraction - evidence.predicted_hits) > HITS_OFF:
         found, predicted = 100 * evidence.hit_fraction, 100 * evidence.predicted_hits
         return (

@@ -1,6 +1,7 @@
 """What was predicted beside what was measured on the same load, and whether they are near enough."""
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -40,8 +41,7 @@ class CheckRow:
         count, mean = len(self.moments), self.predicted
         half = 0.0
         if count > 1:
-            variance = sum((one - mean) ** 2 for one in self.moments) / (count - 1)
-            half = T90[min(count - 1, len(T90)) - 1] * math.sqrt(variance * (1.0 + 1.0 / count))
+            half = T90[min(count - 1, len(T90)) - 1] * statistics.stdev(self.moments) * math.sqrt(1.0 + 1.0 / count)
         low, high = min(mean - half, *self.moments), max(mean + half, *self.moments)
         return max(low * (1.0 - self.model_error), 0.0), high * (1.0 + self.model_error)
 

@@ -78,7 +78,8 @@ class Plan:
     demand: Demand
     target: SloTarget
     options: tuple[Option, ...]
-    """Ranked: those that carry the load for the least money, or the fewest devices, first."""
+    """Ranked: those that carry the load for the least money, or the fewest devices, first. The chosen one is measured more
+    finely than the rest."""
     rejected: tuple[Rejected, ...]
     num_bounded: int
     """Candidates that fit, most of them judged by their bound alone."""
@@ -170,8 +171,9 @@ class Search:
                 remedy = self.evaluate(constraint.remedy, option.steady, demand)
             except ConfigError:
                 remedy = None
-        measured = [option if one.candidate.key == option.candidate.key else one for one in plan.options]
-        plan = replace(plan, chosen=option, constraint=constraint, remedy=remedy, pareto=_pareto(measured, demand))
+        options = tuple(option if one.candidate.key == option.candidate.key else one for one in plan.options)
+        found = replace(plan, options=options, chosen=option, constraint=constraint, remedy=remedy)
+        plan = replace(found, pareto=_pareto(options, demand))
         if not option.num_replicas:
             return plan
         cost = None

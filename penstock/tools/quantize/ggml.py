@@ -63,8 +63,13 @@ def _pair_nibbles(values: npt.NDArray[Any]) -> Bytes:
     return paired
 
 
-def _fifth_bits(values: npt.NDArray[Any]) -> Bytes:
-    return np.packbits((values.astype(np.uint8) >> 4) & 1, axis=-1, bitorder="little")
+def _with_values(blocks: npt.NDArray[Any], values: npt.NDArray[Any], bits: int) -> npt.NDArray[Any]:
+    """Four bits of each value in pairs, and the fifth, where there is one, apart."""
+    whole = values.astype(np.uint8)
+    blocks["low"] = _pair_nibbles(whole & 15)
+    if bits == 5:
+        blocks["fifth_bits"] = np.packbits((whole >> 4) & 1, axis=-1, bitorder="little")
+    return blocks
 
 
 # ---- a float as it is
@@ -114,10 +119,7 @@ def _signed(dtype: str, bits: int) -> Callable[[Floats, Importance], npt.NDArray
         else:
             scale, values = _search_signed(x, importance, int(middle))
         blocks["scale"] = scale[:, 0]
-        blocks["low"] = _pair_nibbles(values.astype(np.uint8) & 15)
-        if bits == 5:
-            blocks["fifth_bits"] = _fifth_bits(values)
-        return blocks
+        return _with_values(blocks, values, bits)
 
     return encode_blocks
 
@@ -135,10 +137,7 @@ def _from_least(dtype: str, bits: int) -> Callable[[Floats, Importance], npt.NDA
         else:
             scale, least, values = _search_range(x, importance, most, _IMPORTANT)
         blocks["scale"], blocks["least"] = scale[:, 0], least[:, 0]
-        blocks["low"] = _pair_nibbles(values.astype(np.uint8) & 15)
-        if bits == 5:
-            blocks["fifth_bits"] = _fifth_bits(values)
-        return blocks
+        return _with_values(blocks, values, bits)
 
     return encode_blocks
 

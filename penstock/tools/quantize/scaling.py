@@ -90,9 +90,7 @@ def _from_values(attention: Attention) -> ScaleLink:
 def scale_awq(layer: AnyLayer, seen: dict[str, ObservedLinear], encoding: IntegerEncoding) -> None:
     """Every link's scales are powers of its inputs' mean size; the power with the least error behind the matrix is taken. Rows
     that stay in the block count by their own size: else large keys decide for small values."""
-    for link in links(layer):
-        if link.path not in seen:
-            continue
+    for link in (link for link in links(layer) if link.path in seen):
         weight, inputs = link.matrix.weight, seen[link.path].inputs
         hessian = inputs.hessian
         size = link.share(inputs.mean_size.clamp(min=1e-6))
@@ -133,9 +131,7 @@ def _squares(rows: Tensor, hessian: Tensor) -> Tensor:
 @torch.inference_mode()
 def smooth(layer: AnyLayer, seen: dict[str, ObservedLinear]) -> None:
     """Large inputs are divided and their weights multiplied, as far as leaves the least error with both in 8 bits."""
-    for link in links(layer):
-        if link.path not in seen:
-            continue
+    for link in (link for link in links(layer) if link.path in seen):
         weight, inputs = link.matrix.weight, seen[link.path].inputs
         most = link.share(inputs.most.clamp(min=1e-5))
         heaviest = link.share(weight.abs().amax(0).clamp(min=1e-5))

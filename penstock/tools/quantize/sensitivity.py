@@ -55,7 +55,8 @@ def measure(
                 walk.states = before[number].clone()
                 for later in layers[number:]:
                     walk.run(later)
-                harm = _divergence(truth, _predictions(head, walk.states))
+                off = truth - _predictions(head, walk.states)
+                harm = float((truth.exp() * off).sum(-1).mean().clamp(min=0))
                 found.append(Offer(encoding.bits_per_weight(whole.shape[-1]) * whole.numel(), harm))
             parameter.data.copy_(whole)
             offers[f"layers.{number}.{name}"] = found
@@ -65,7 +66,3 @@ def measure(
 def _predictions(head: Decoder, states: Tensor) -> Tensor:
     hidden = head.norm(states.reshape(-1, states.shape[-1]).clone())
     return torch.log_softmax(head.logits(hidden), dim=-1)
-
-
-def _divergence(truth: Tensor, found: Tensor) -> float:
-    return float((truth.exp() * (truth - found)).sum(-1).mean().clamp(min=0))

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from penstock.fields import check, leaf, setting
+from penstock.fields import Checked, leaf, setting
 from penstock.runtime.core.batch import Batch, Chunk
 from penstock.runtime.models.adapters import adapter_bytes
 from penstock.runtime.models.spec import ModelSpec
@@ -26,7 +26,7 @@ READ_BYTES_PER_S = 3.0e9
 
 
 @dataclass(frozen=True, slots=True)
-class AskedAdapters:
+class AskedAdapters(Checked):
     """Adapters that requests ask for."""
 
     adapters: int = leaf(0, 0, 100_000)
@@ -37,9 +37,6 @@ class AskedAdapters:
     """How requests choose among them: each half, a third, a quarter ... as often as the first, or all alike"""
     max_adapters: int = leaf(8, 1, 4096)
     """Adapters on the device at once; others wait until they are read"""
-
-    def __post_init__(self) -> None:
-        check(self)
 
     @property
     def shares(self) -> tuple[float, ...]:

@@ -17,6 +17,7 @@ counted for fairness), all runs are cut at the step under way and the scheduler 
 from bisect import bisect_left
 from heapq import heappop, heappush
 from itertools import accumulate
+from operator import attrgetter
 from typing import NamedTuple
 
 from penstock.runtime.core.batch import Arrival, Batch, Chunk, StepOutput, make
@@ -31,6 +32,7 @@ MAX_STRETCH = 64
 _MIN_ENDS = 4096
 _MANY_BLOCKS = 32
 """Blocks for every sequence that may run; with fewer, no block is reserved early."""
+BY_ORDER = attrgetter("order")
 _DRAWN = tuple((TOKEN,) * count for count in range(1024))
 
 
@@ -242,12 +244,12 @@ class FastForwardReplica(Replica):
         """Commit in the order of the engine, which is that of admission, and those with prompts after the others."""
         scheduler = self.scheduler
         if len(runs) > 1:
-            runs.sort(key=_by_order)
+            runs.sort(key=BY_ORDER)
         limits = scheduler.limits
         num_available = scheduler.pool.num_available
         if num_available < len(runs) + len(prompts):
             # A sequence may have to be preempted: the scheduler must see how far each one is.
-            runs = sorted(self._runs.values(), key=_by_order)
+            runs = sorted(self._runs.values(), key=BY_ORDER)
             far = near = 0
         else:
             far = num_available - limits.num_blocks // 2 if self._abounds else 0
@@ -300,7 +302,7 @@ class FastForwardReplica(Replica):
 
     def _settle(self, now: float) -> None:
         """Cut all runs after the steps done, as if each had ended here."""
-        for run in sorted(self._runs.values(), key=_by_order):
+        for run in sorted(self._runs.values(), key=BY_ORDER):
             self._commit_run(run, 0, 0, now)
 
     def _forget_ends(self) -> None:
@@ -312,7 +314,3 @@ class FastForwardReplica(Replica):
     def _usage(self, held_fraction: float) -> float:
         limits = self.scheduler.limits
         return max(0.0, held_fraction - self._num_unused / (limits.num_blocks * limits.block_size))
-
-
-def _by_order(run: FastForward) -> int:
-    return run.order

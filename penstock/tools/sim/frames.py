@@ -61,9 +61,10 @@ class Frames(SimulationTracer):
                 {
                     "name": name,
                     "steps": [_rounded(row) for row in _merged(self._steps.get(name, []))],
-                    "loads": [_rounded(row) for row in _thinned(self._loads.get(name, []))],
+                    "loads": [_rounded(row) for row in loads[:: max(-(-len(loads) // MAX_ROWS), 1)]],
                 }
                 for name in names
+                for loads in (self._loads.get(name, []),)
             ],
             "requests": [_rounded(row) for row in self._requests],
         }
@@ -93,10 +94,6 @@ def _merged(rows: list[Row]) -> list[Row]:
             )
         )
     return found
-
-
-def _thinned(rows: list[Row]) -> list[Row]:
-    return rows[:: max(-(-len(rows) // MAX_ROWS), 1)]
 
 
 def _rounded(row: Row) -> Row:

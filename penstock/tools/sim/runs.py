@@ -4,6 +4,7 @@ A chunk of several positions that brings no tokens is such a run. While it lasts
 takes one token of every step's budget. A run may be committed early, with as many tokens as its steps have drawn.
 """
 
+from operator import attrgetter
 from typing import ClassVar, cast
 
 from penstock.runtime.core.batch import Batch, Chunk, Delta, StepOutput, make
@@ -63,7 +64,7 @@ class RunRoster(Roster):
     def plannable(self) -> list[Sequence]:
         present = list(self.present)
         if not self._is_ordered:
-            present.sort(key=_epoch)
+            present.sort(key=attrgetter("epoch"))
             self.present = dict.fromkeys(present)
             self._is_ordered = True
         return present
@@ -148,7 +149,3 @@ class RunScheduler(Scheduler):
             if num_steps and sequence.row is not None:
                 steps[sequence] = num_steps
         return deltas
-
-
-def _epoch(sequence: Sequence) -> int:
-    return sequence.epoch

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 from penstock.config import EngineConfig
 from penstock.errors import ConfigError, EngineError
@@ -134,41 +136,21 @@ class Fleet:
         return tuple(replace(self, seed=seed) for seed in range(NUM_MOMENTS)) if is_time_varying else (self,)
 
     def replica(self, name: str, events: EventQueue, ledger: Ledger, tracer: SimulationTracer | None = None) -> Replica:
-        made = self._replica(name, events, ledger, tracer)
+        sized = None if self.config.scheduler.tpot_target_ms is None else step_size(self.config, "cuda")
+        joins = self.config.scheduler.batching == "continuous"
+        common: dict[str, Any] = {"joins": joins, "tracer": tracer, "seed": self.seed}
+        made: Replica
+        if self.predicts and self.depth == 1 and self.guessing is None and sized is None:
+            running = scheduler_of(RunScheduler, self.config, self.sizing)
+            settles = self.config.scheduler.order == "fair"
+            made = FastForwardReplica(name, running, self.cost, events, ledger, settles=settles, **common)
+        else:
+            scheduler = make_scheduler(self.config, self.sizing)
+            speculation = Speculation(self.guessing, name, scheduler) if self.guessing else None
+            common |= {"depth": self.depth, "speculation": speculation, "step_size": sized}
+            made = Replica(name, scheduler, self.cost, events, ledger, **common)
         made.shelf = None if self.shelf is None else AdapterShelf(self.shelf)
         return made
-
-    def _replica(self, name: str, events: EventQueue, ledger: Ledger, tracer: SimulationTracer | None) -> Replica:
-        joins = self.config.scheduler.batching == "continuous"
-        sized = None if self.config.scheduler.tpot_target_ms is None else step_size(self.config, "cuda")
-        if self.predicts and self.depth == 1 and self.guessing is None and sized is None:
-            settles = self.config.scheduler.order == "fair"
-            return FastForwardReplica(
-                name,
-                scheduler_of(RunScheduler, self.config, self.sizing),
-                self.cost,
-                events,
-                ledger,
-                joins=joins,
-                settles=settles,
-                tracer=tracer,
-                seed=self.seed,
-            )
-        scheduler = make_scheduler(self.config, self.sizing)
-        speculation = Speculation(self.guessing, name, scheduler) if self.guessing else None
-        return Replica(
-            name,
-            scheduler,
-            self.cost,
-            events,
-            ledger,
-            depth=self.depth,
-            joins=joins,
-            speculation=speculation,
-            step_size=sized,
-            tracer=tracer,
-            seed=self.seed,
-        )
 
 
 def simulate(
@@ -214,27 +196,22 @@ class SimulationRun:
         self._prefill: Pool | None = None
         ledger: Ledger = self._ledger
         split = fleet.split
+        pool = partial(Pool, events=self._events, max_pending=fleet.max_pending, refuse=self._refuse)
         if split is not None:
             ledger = Arrived(ledger, self._moved.__contains__)
-            self._prefill = Pool(
+            self._prefill = pool(
                 "prefill",
                 lambda name: fleet.replica(name, self._events, self._handover(name, split), tracer),
                 fleet.policy(),
-                self._events,
                 num_replicas=split.num_prefill,
-                max_pending=fleet.max_pending,
-                refuse=self._refuse,
                 prepare=lambda replica, request: self._handovers[replica.name].shorten(request),
             )
-        self._pool = Pool(
+        self._pool = pool(
             "decode" if fleet.split else "replica",
             lambda name: fleet.replica(name, self._events, ledger, tracer),
             fleet.policy(),
-            self._events,
             num_replicas=fleet.num_replicas,
-            max_pending=fleet.max_pending,
             scaling=fleet.scaling,
-            refuse=self._refuse,
         )
 
     def arrive(self, request: Request) -> None:

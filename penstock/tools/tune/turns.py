@@ -4,6 +4,7 @@ A machine that is slow for a while is slow for all of a round; so the difference
 by Student's interval at 95 %. A contender that is surely no better is not measured again.
 """
 
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -67,10 +68,7 @@ class Contest:
     def spread(self) -> float:
         """Of the default's own rounds: standard deviation over mean."""
         values = [one[""] for one in self.rounds]
-        mean = sum(values) / len(values) if values else 0.0
-        if len(values) < 2 or mean <= 0.0:
-            return 0.0
-        return float((sum((value - mean) ** 2 for value in values) / (len(values) - 1)) ** 0.5 / mean)
+        return statistics.stdev(values) / statistics.fmean(values) if len(values) > 1 and any(values) else 0.0
 
     def is_better(self, name: str) -> bool:
         gain = self.gain(name)

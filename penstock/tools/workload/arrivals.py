@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from itertools import accumulate
 from random import Random
 from typing import Protocol
 
@@ -22,29 +23,29 @@ class AtOnce:
 
 
 @dataclass(frozen=True, slots=True)
-class Constant:
-    """Evenly spaced."""
+class Rated:
+    """So many a second."""
 
     rate: float
 
     def __post_init__(self) -> None:
         _check_rate(self.rate)
+
+
+@dataclass(frozen=True, slots=True)
+class Constant(Rated):
+    """Evenly spaced."""
 
     def times(self, count: int, random: Random) -> list[float]:
         return [number / self.rate for number in range(1, count + 1)]
 
 
 @dataclass(frozen=True, slots=True)
-class Poisson:
+class Poisson(Rated):
     """Independent users: gaps are exponential."""
 
-    rate: float
-
-    def __post_init__(self) -> None:
-        _check_rate(self.rate)
-
     def times(self, count: int, random: Random) -> list[float]:
-        return _cumulate([random.expovariate(self.rate) for _ in range(count)])
+        return list(accumulate(random.expovariate(self.rate) for _ in range(count)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ class Gamma:
     def times(self, count: int, random: Random) -> list[float]:
         shape = 1.0 / self.variation**2
         scale = 1.0 / (self.rate * shape)
-        return _cumulate([random.gammavariate(shape, scale) for _ in range(count)])
+        return list(accumulate(random.gammavariate(shape, scale) for _ in range(count)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,22 +80,14 @@ class RateRamp:
     def times(self, count: int, random: Random) -> list[float]:
         """Arrivals of one a second, bent so that their rate is the line's: rate(t) = start + growth x t."""
         growth = (self.end_rate**2 - self.start_rate**2) / (2 * count)
-        return [self._bent(time, growth, count) for time in _cumulate([random.expovariate(1.0) for _ in range(count)])]
+        times = accumulate(random.expovariate(1.0) for _ in range(count))
+        return [self._bent(time, growth, count) for time in times]
 
     def _bent(self, time: float, growth: float, count: int) -> float:
         """When `time` arrivals are to be expected. Beyond the ramp's end the last rate goes on."""
         within, beyond = min(time, count), max(time - count, 0.0)
         rate = math.sqrt(max(self.start_rate**2 + 2 * growth * within, 0.0))
         return 2 * within / (self.start_rate + rate) + beyond / self.end_rate
-
-
-def _cumulate(gaps: list[float]) -> list[float]:
-    times: list[float] = []
-    now = 0.0
-    for gap in gaps:
-        now += gap
-        times.append(now)
-    return times
 
 
 def _check_rate(rate: float) -> None:

@@ -1,12 +1,13 @@
 """What is asked, as flags: lengths, what prompts share, turns, gaps. Bench, simulate, plan and tune take these and more."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from penstock.errors import ConfigError
 from penstock.fields import check, leaf
+from penstock.tools.workload import lengths
 from penstock.tools.workload.arrivals import Arrivals, AtOnce, Constant, Gamma, Poisson
-from penstock.tools.workload.workload import Conversation, SharedPrefix
+from penstock.tools.workload.workload import Conversation, Recipe, SharedPrefix
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,12 @@ class Asked:
     @property
     def conversation(self) -> Conversation | None:
         return None if self.turns == 1 else Conversation(self.turns, self.think_s)
+
+    def recipe_at(self, rate: float, num_requests: int, **more: Any) -> Recipe:
+        """Such requests, so many a second; `more` is what else a recipe takes."""
+        prompts, answers = lengths.parse(self.prompts), lengths.parse(self.answers)
+        arrivals = arrivals_of(rate, self.variation)
+        return Recipe(arrivals, prompts, answers, num_requests, conversation=self.conversation, **more)
 
     def prefix(self, num_prefixes: int = 1, fraction: float = 1.0) -> SharedPrefix | None:
         return SharedPrefix(self.shared_prefix, num_prefixes, fraction) if self.shared_prefix else None

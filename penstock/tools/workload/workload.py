@@ -10,7 +10,7 @@ from random import Random
 from typing import NamedTuple
 
 from penstock.errors import ConfigError
-from penstock.fields import check, leaf
+from penstock.fields import Checked, check, leaf
 from penstock.runtime.core.request import Request, SamplingParams
 from penstock.tools.workload.arrivals import Arrivals
 from penstock.tools.workload.lengths import Lengths
@@ -167,7 +167,7 @@ class People:
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class Recipe(Checked):
     """How to make a workload."""
 
     arrivals: Arrivals
@@ -181,9 +181,6 @@ class Recipe:
     conversation: Conversation | None = None
     """Further turns are drawn from the same lengths."""
     people: People = field(default_factory=People)
-
-    def __post_init__(self) -> None:
-        check(self)
 
     def make(self, seed: int) -> Workload:
         """The same seed gives the same workload. Times, lengths and tokens are drawn apart: changing one leaves the others."""

@@ -13,7 +13,7 @@ from penstock.service.server.http.faults import ApiError, ErrorKind, invalid
 from penstock.tools.advise.data import load
 from penstock.tools.advise.lint import lint, setup_of
 from penstock.tools.advise.quizzes import AREAS, questions
-from penstock.tools.advise.trees import TREES, tree_data
+from penstock.tools.advise.trees import TREES
 from penstock.tools.calculate.table import CALCULATORS, calculate, describe, inputs_of
 
 
@@ -44,7 +44,7 @@ async def advice(request: Request) -> Json:
     """Trees, checklists, the cheat sheet and the linter's rules, as data to draw."""
     return Json(
         {
-            "trees": [tree_data(tree) for tree in TREES.values()],
+            "trees": [asdict(tree) for tree in TREES.values()],
             "checklists": load("checklists"),
             "cheatsheet": load("cheatsheet"),
             "glossary": load("glossary"),

@@ -1,8 +1,8 @@
 """The server's own counters, read before and after a run: what its prefix cache gave, and whether other clients used it."""
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
-from penstock.metrics.page import Page, parse_page, sum_of
+from penstock.metrics.page import parse_page, sum_of
 from penstock.tools.bench.client.http import Client, TransportError
 
 HITS = ("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total", "sglang:cached_tokens_total")
@@ -24,12 +24,7 @@ class Counters:
     preemptions: float | None = None
 
     def since(self, earlier: "Counters") -> "Counters":
-        return Counters(
-            _difference(self.cache_hits, earlier.cache_hits),
-            _difference(self.cache_queries, earlier.cache_queries),
-            _difference(self.requests, earlier.requests),
-            _difference(self.preemptions, earlier.preemptions),
-        )
+        return Counters(*map(_difference, astuple(self), astuple(earlier)))
 
 
 async def read_counters(client: Client, timeout_s: float = METRICS_S) -> Counters:
@@ -43,12 +38,8 @@ async def read_counters(client: Client, timeout_s: float = METRICS_S) -> Counter
 
 def parse_counters(text: str) -> Counters:
     """Sums over labels of those counters we know, from the text form that Prometheus reads."""
-    page = parse_page(text)
-    return Counters(*(_first(page, names) for names in (HITS, QUERIES, REQUESTS, PREEMPTIONS)))
-
-
-def _first(page: Page, names: tuple[str, ...]) -> float | None:
-    return next((sum_of(page, name) for name in names if name in page), None)
+    page, families = parse_page(text), (HITS, QUERIES, REQUESTS, PREEMPTIONS)
+    return Counters(*(next((sum_of(page, name) for name in names if name in page), None) for names in families))
 
 
 def _difference(later: float | None, earlier: float | None) -> float | None:

@@ -5,6 +5,7 @@ looks, and every latency measured says more about the length of the run than abo
 """
 
 import math
+import statistics
 from dataclasses import dataclass, field
 
 LEAST_SAMPLES = 10
@@ -44,7 +45,7 @@ class Backlog:
         later = [(time_s, count) for time_s, count in self.samples if time_s >= end_s / 2]
         span_s = later[-1][0] - later[0][0]
         arrived = self.num_arrivals * span_s / end_s
-        growth = _slope(later) * span_s
+        growth = statistics.linear_regression(*zip(*later, strict=True)).slope * span_s if span_s > 0.0 else 0.0
         chance = SIGMAS * max(self.variation, 0.3) * math.sqrt(arrived)
         return growth > GROWING_FRACTION * arrived and growth > chance
 
@@ -55,14 +56,3 @@ class Backlog:
         last_s = self.samples[-1][0]
         since_s = now_s - last_s
         return self.num_open > GROWING_FRACTION * self.num_arrivals and since_s > max(last_s, SETTLING * self.early_s)
-
-
-def _slope(samples: list[tuple[float, int]]) -> float:
-    """Least squares."""
-    count = len(samples)
-    mean_time = math.fsum(time_s for time_s, _ in samples) / count
-    mean_value = math.fsum(value for _, value in samples) / count
-    spread = math.fsum((time_s - mean_time) ** 2 for time_s, _ in samples)
-    if spread <= 0.0:
-        return 0.0
-    return math.fsum((time_s - mean_time) * (value - mean_value) for time_s, value in samples) / spread

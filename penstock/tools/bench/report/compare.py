@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import ConfigError
-from penstock.tools.bench.report.flags import Doubt
+from penstock.tools.bench.report.flags import Doubt, worst_first
 from penstock.tools.bench.report.interval import Interval, difference
 from penstock.tools.bench.report.report import HEADLINES, SCHEMA, VERSION
 
@@ -113,7 +113,7 @@ def _faults(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[Doubt]:
         faults.append(Doubt("single-run", "warning", text))
     if first["client"].get("system") != second["client"].get("system"):
         faults.append(Doubt("clients", "note", "measured from different kinds of machines"))
-    return sorted(faults, key=lambda fault: ("invalid", "warning", "note").index(fault.level))
+    return worst_first(faults)
 
 
 def _differences(first: Any, second: Any, place: str = "") -> list[str]:

@@ -3,9 +3,9 @@
 `invalid`: the figures are not the server's. `warning`: they are, but not of what was asked. `note`: worth knowing.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from penstock.amounts import counted
 from penstock.tools.bench.client.target import MODELS
@@ -28,17 +28,17 @@ class Doubt:
     text: str
 
 
+def worst_first(doubts: Iterable[Doubt]) -> list[Doubt]:
+    return sorted(doubts, key=lambda doubt: get_args(Level).index(doubt.level))
+
+
 def flags_of(figures: Figures, *, is_closed: bool = False) -> list[Doubt]:
     """All that is doubtful about a run, the worst first."""
-    found = []
-    for name, level, check in CHECKS:
-        text = check(figures)
-        if text:
-            found.append(Doubt(name, level, text))
+    found = [Doubt(name, level, text) for name, level, check in CHECKS if (text := check(figures))]
     if is_closed:
         text = "closed loop: users wait for their answers before they ask again, so a slow server is asked less"
         found.append(Doubt("closed-loop", "note", text))
-    return sorted(found, key=lambda flag: ("invalid", "warning", "note").index(flag.level))
+    return worst_first(found)
 
 
 def _gone(figures: Figures) -> str:

@@ -1,6 +1,7 @@
 """How sure a mean of a few runs is, and whether two of them differ: Student's and Welch's intervals at 95 %."""
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -29,7 +30,7 @@ def interval(values: Sequence[float]) -> Interval:
     mean = math.fsum(values) / count if count else 0.0
     if count < 2:
         return Interval(mean, None, count)
-    return Interval(mean, student_95(count - 1) * math.sqrt(_variance(values, mean) / count), count)
+    return Interval(mean, student_95(count - 1) * math.sqrt(statistics.variance(values, mean) / count), count)
 
 
 def difference(first: Sequence[float], second: Sequence[float]) -> Interval:
@@ -38,16 +39,14 @@ def difference(first: Sequence[float], second: Sequence[float]) -> Interval:
     count = min(len(first), len(second))
     if count < 2:
         return Interval(means[1] - means[0], None, count)
-    squares = [_variance(values, mean) / len(values) for values, mean in zip((first, second), means, strict=True)]
+    squares = [
+        statistics.variance(values, mean) / len(values) for values, mean in zip((first, second), means, strict=True)
+    ]
     total = math.fsum(squares)
     if total <= 0.0:
         return Interval(means[1] - means[0], 0.0, count)
     parts = (square**2 / (len(values) - 1) for square, values in zip(squares, (first, second), strict=True))
     return Interval(means[1] - means[0], student_95(total**2 / math.fsum(parts)) * math.sqrt(total), count)
-
-
-def _variance(values: Sequence[float], mean: float) -> float:
-    return math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
 
 
 def student_95(degrees: float) -> float:

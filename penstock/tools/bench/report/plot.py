@@ -35,8 +35,8 @@ def plot(title: str, lines: Sequence[Line], x_name: str, y_name: str, *, is_loga
     parts = [
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}">',
         f'<text class="title" x="{LEFT}" y="18">{escape(title)}</text>',
-        *_x_ticks(x_axis),
-        *_y_ticks(y_axis),
+        *_ticks(x_axis, "x", (TOP, HEIGHT - BOTTOM), HEIGHT - BOTTOM + 15, 0, "middle"),
+        *_ticks(y_axis, "y", (LEFT, WIDTH - RIGHT), LEFT - 6, 4, "end"),
         f'<text class="axis" x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 8}" text-anchor="middle">{escape(x_name)}</text>',
         f'<text class="axis" transform="translate(13 {(TOP + HEIGHT - BOTTOM) / 2}) rotate(-90)" text-anchor="middle">'
         f"{escape(y_name)}</text>",
@@ -71,20 +71,14 @@ class _Axis:
         return [number * step for number in range(first, math.floor(self.high / step + 1e-9) + 1)]
 
 
-def _x_ticks(axis: _Axis) -> list[str]:
-    low = HEIGHT - BOTTOM
+def _ticks(axis: _Axis, along: str, ends: tuple[int, int], beside: int, shift: int, anchor: str) -> list[str]:
+    """Lines across the plot and their numbers, which stand `beside` the axis, moved along it by `shift`."""
+    across = "y" if along == "x" else "x"
     return [
-        f'<line class="grid" x1="{axis.place(value):.1f}" x2="{axis.place(value):.1f}" y1="{TOP}" y2="{low}"/>'
-        f'<text class="tick" x="{axis.place(value):.1f}" y="{low + 15}" text-anchor="middle">{_number(value)}</text>'
+        f'<line class="grid" {along}1="{place:.1f}" {along}2="{place:.1f}" {across}1="{ends[0]}" {across}2="{ends[1]}"/>'
+        f'<text class="tick" {along}="{place + shift:.1f}" {across}="{beside}" text-anchor="{anchor}">{_number(value)}</text>'
         for value in axis.ticks()
-    ]
-
-
-def _y_ticks(axis: _Axis) -> list[str]:
-    return [
-        f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{axis.place(value):.1f}" y2="{axis.place(value):.1f}"/>'
-        f'<text class="tick" x="{LEFT - 6}" y="{axis.place(value) + 4:.1f}" text-anchor="end">{_number(value)}</text>'
-        for value in axis.ticks()
+        for place in (axis.place(value),)
     ]
 
 

@@ -15,7 +15,7 @@ from penstock.tools.bench.client.answer import Answer
 from penstock.tools.bench.client.target import TargetServer
 from penstock.tools.bench.knee import Knee
 from penstock.tools.bench.report.figures import FORMULAS, Figures, row_of
-from penstock.tools.bench.report.flags import Doubt
+from penstock.tools.bench.report.flags import Doubt, worst_first
 from penstock.tools.bench.report.interval import interval
 from penstock.tools.bench.session import BenchRun
 
@@ -130,8 +130,7 @@ def merged_flags(runs: Sequence[BenchRun]) -> list[Doubt]:
     for run in runs:
         for flag in run.flags:
             seen.setdefault(flag.name, flag)
-    levels = ("invalid", "warning", "note")
-    return sorted(seen.values(), key=lambda flag: levels.index(flag.level))
+    return worst_first(seen.values())
 
 
 def knee_words(report: Mapping[str, Any]) -> str:
