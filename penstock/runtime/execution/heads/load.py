@@ -169,7 +169,7 @@ def _medusa(files: HeadFiles, spec: ModelSpec, target: HeadTarget, store: StateS
         )
         output = files.optional(f"{head}.{depth}.weight", num_choices, size)
         if output is not None:
-            own.append(target.own_chooser(output))
+            own.append(target.hold(output).likeliest)
     if own and len(own) != len(blocks):
         raise ConfigError(f"{files.folder} has output matrices for {len(own)} of {len(blocks)} heads; it is incomplete")
     choosers = own or [target.chooser(tokens)]
