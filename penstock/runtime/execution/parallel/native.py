@@ -42,12 +42,9 @@ def load_native_part(
     check_all_used(checkpoint.names, used, shard.whole)
     weights = fill_native(own, checkpoint, shard.spec)
     if shard.place.tensor_index:
-        weights = NativeWeights(weights.matrices, _without_biases(weights.vectors))
+        vectors = {name: each for name, each in weights.vectors.items() if not name.endswith(SUMMED_BIASES)}
+        weights = NativeWeights(weights.matrices, vectors)
     return NativePart(NativeDecoder(shard.spec, weights, library), shard)
-
-
-def _without_biases(vectors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: each for name, each in vectors.items() if not name.endswith(SUMMED_BIASES)}
 
 
 class NativePart:
