@@ -5,7 +5,7 @@ import pytest
 from penstock.runtime.core.batch import Finish, FinishReason, Logprob, StepOutput
 from penstock.runtime.core.batching import STATIC
 from penstock.runtime.core.scheduler import Scheduler
-from tests.core.steps import add, fill, finish, make_scheduler, output_of, planned, running
+from tests.core.steps import add, fill, finish, make_scheduler, output_of, planned, running, step
 from tests.engine.answers import LIMITS
 
 
@@ -149,3 +149,34 @@ def test_a_whole_batch_can_have_drafts_too():
     (chunk,) = scheduler.schedule(0.0).chunks
     assert chunk.num_drafts == 4
     assert chunk.new_blocks == ()
+
+
+def test_tokens_that_must_come_next_are_verified_in_the_next_step():
+    scheduler = make_scheduler()
+    add(scheduler, 1)
+    step(scheduler)
+    assert scheduler.propose(1, 0, (4, 5, 6), "grammar") == 3
+    (chunk,) = scheduler.schedule(0.0).chunks
+    assert chunk.drafts == (4, 5, 6)
+    assert scheduler.propose(1, 0, (4, 5, 6), "grammar") == 0, "its length is unknown until its drafts are judged"
+
+
+def test_of_tokens_that_must_come_next_those_of_steps_in_flight_are_drawn_there():
+    scheduler = make_scheduler()
+    add(scheduler, 1)
+    prompt = scheduler.schedule(0.0)
+    scheduler.commit(prompt, output_of(prompt), 0.0)
+    in_flight = scheduler.schedule(0.0)
+    assert scheduler.propose(1, 0, (4, 5, 6), "grammar") == 2
+    assert scheduler.schedule(0.0).chunks[0].drafts == (5, 6)
+    scheduler.commit(in_flight, output_of(in_flight, lambda chunk: (4,)), 0.0)
+    assert running(scheduler)[1, 0].tokens[-1] == 4
+
+
+def test_who_has_no_step_verifies_nothing():
+    scheduler = make_scheduler(max_sequences=1)
+    add(scheduler, 1)
+    add(scheduler, 2)
+    step(scheduler)
+    assert [scheduler.propose(number, 0, (4, 5), "grammar") for number in (2, 3)] == [0, 0], "it waits; nobody knows it"
+    assert scheduler.propose(1, 1, (4, 5), "grammar") == 0, "it has no such choice"

@@ -34,14 +34,11 @@ class LeadingAdapters:
 
     def __init__(self, slots: AdapterSlots, world: World) -> None:
         self._slots = slots
+        self.num_slots = slots.num_slots
         self._world = world
         self._num_asked = 0
         self._asked: dict[str, int] = {}
         """The number under which the others say what came of a path."""
-
-    @property
-    def num_slots(self) -> int:
-        return self._slots.num_slots
 
     def expect(self, path: str) -> None:
         self._num_asked += 1
