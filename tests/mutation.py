@@ -50,7 +50,7 @@ TESTS = (
     *(f"tests/core/test_{name}.py" for name in ("blocks", "books", "pins", "order", "batching", "scheduler")),
     *(f"tests/core/test_{name}.py" for name in ("preemption", "drafts", "results", "choices", "progress", "sharing")),
     *(f"tests/core/test_{name}.py" for name in ("adopted", "plan", "roster", "flights", "deadlines", "lanes")),
-    *(f"tests/core/test_{name}.py" for name in ("listening", "prefix", "shares", "leaving")),
+    *(f"tests/core/test_{name}.py" for name in ("listening", "prefix", "shares", "leaving", "states", "mixed_steps")),
     *(f"tests/engine/test_{name}.py" for name in ("engine", "laws", "speculation", "resume", "explain")),
 )
 NUM_FORKS = os.cpu_count() or 2

@@ -5,13 +5,14 @@ from typing import Any
 from penstock.runtime.core.batch import Batch, Chunk
 from penstock.runtime.core.kinds.groups import BlockGroup, CacheGroups
 from penstock.runtime.core.scheduler import Scheduler
-from tests.core.steps import add, make_scheduler, output_of, planned, running, step
+from tests.core.steps import add, finish, make_scheduler, output_of, planned, running, step
+from tests.engine.answers import make_request
 
 GROUPS = CacheGroups(BlockGroup(), num_states=9)
 
 
 def make(order: str = "first-come", **limits: Any) -> Scheduler:
-    return make_scheduler(order, groups=GROUPS, **{"block_size": 8, "num_blocks": 64, **limits})
+    return make_scheduler(order, **{"groups": GROUPS, "block_size": 8, "num_blocks": 64, **limits})
 
 
 def draft(scheduler: Scheduler, request_id: int, count: int) -> None:
@@ -55,6 +56,17 @@ def test_drafts_follow_what_is_computed_again_as_far_as_the_block_reaches() -> N
     draft(scheduler, 1, 7)
     again = planned(scheduler, scheduler.schedule(0.0))[1]
     assert (again.start, again.length, again.num_drafts) == (8, 8, 4)
+
+
+def test_drafts_after_what_is_computed_again_leave_the_step_as_long_as_it_is() -> None:
+    scheduler = make(max_batch_tokens=8)
+    add(scheduler, 1, num_prompt=8, max_tokens=40)
+    step(scheduler)
+    go_back(scheduler)
+    scheduler.resize(scheduler.limits._replace(max_batch_tokens=6))
+    draft(scheduler, 1, 7)
+    again = planned(scheduler, scheduler.schedule(0.0))[1]
+    assert (again.start, again.length, again.num_drafts) == (8, 6, 2)
 
 
 def test_drafts_that_are_right_to_the_end_leave_nothing_to_compute_again() -> None:
@@ -119,3 +131,32 @@ def test_a_sequence_keeps_its_answer_whatever_was_computed_again() -> None:
         told += len(delta.token_ids)
         scheduler.check()
     assert told == 12
+
+
+def test_without_a_slot_for_the_state_before_it_nothing_is_guessed() -> None:
+    scheduler = make(groups=CacheGroups(BlockGroup(), num_states=1), prefix_caching=False)
+    add(scheduler, 1, num_prompt=8, max_tokens=40)
+    step(scheduler)
+    draft(scheduler, 1, 7)
+    chunk = planned(scheduler, scheduler.schedule(0.0))[1]
+    assert (chunk.length, chunk.num_drafts) == (1, 0)
+
+
+def test_states_do_not_come_from_elsewhere() -> None:
+    scheduler = make()
+    request = make_request(1, range(20))
+    assert scheduler.adopt(request) == 0
+    assert scheduler.pool.num_cached == 0
+
+
+def test_a_sequence_that_left_meanwhile_is_not_abandoned_with_its_step() -> None:
+    scheduler = make()
+    add(scheduler, 1, num_prompt=8, max_tokens=40)
+    add(scheduler, 2, num_prompt=8, max_tokens=40)
+    step(scheduler)
+    batch = scheduler.schedule(0.0)
+    scheduler.cancel(1)
+    scheduler.abandon(batch)
+    scheduler.check()
+    assert (scheduler.num_running, scheduler.num_waiting) == (0, 1), "whose state was written begins again"
+    assert {delta.request_id for delta in finish(scheduler) if delta.finish} == {2}
