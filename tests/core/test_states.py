@@ -93,6 +93,21 @@ def test_where_a_step_has_no_room_for_all_of_it_the_rest_follows() -> None:
     assert running(scheduler)[1, 0].num_computed == 15
 
 
+def test_drafts_wait_until_all_is_computed_again() -> None:
+    scheduler = make()
+    add(scheduler, 1, num_prompt=8, max_tokens=40)
+    step(scheduler)
+    go_back(scheduler)
+    scheduler.resize(scheduler.limits._replace(max_batch_tokens=3))
+    draft(scheduler, 1, 7)
+    batch = scheduler.schedule(0.0)
+    first = planned(scheduler, batch)[1]
+    assert (first.length, first.num_drafts, first.samples) == (3, 0, False)
+    commit(scheduler, batch)
+    second = planned(scheduler, scheduler.schedule(0.0))[1]
+    assert (second.start, second.length, second.num_drafts, second.samples) == (11, 3, 2, True)
+
+
 def test_what_is_computed_again_takes_its_tokens_of_the_step() -> None:
     scheduler = make(max_batch_tokens=10)
     add(scheduler, 1, num_prompt=8, max_tokens=40)
