@@ -57,6 +57,18 @@ def test_a_prompt_goes_on_while_the_tenants_that_have_the_step_wait_for_its_bloc
     finish(scheduler)
 
 
+def test_drafts_of_several_tenants_leave_the_step_as_long_as_it_is() -> None:
+    scheduler = make(max_batch_tokens=8)
+    for number in (1, 2):
+        add(scheduler, number, num_prompt=3, max_tokens=40, tenant=str(number))
+    while len(scheduler.generating) < 2:
+        advance(scheduler)
+    for sequence in scheduler.generating:
+        scheduler.draft(sequence, (5,) * 7, "test")
+    batch = scheduler.schedule(0.0)
+    assert [chunk.length for chunk in batch.chunks] == [7, 1]  # type: ignore[union-attr]
+
+
 def test_without_shares_it_waits_for_a_row() -> None:
     scheduler = make("first-come", max_sequences=4)
     flood(scheduler)

@@ -311,7 +311,8 @@ class EngineClient:
             case Embedded(request_id, vectors, message):
                 self._answer(request_id, EngineError(message) if message else vectors)
             case Ordered(adapters, sessions):
-                for one in (*adapters, *sessions):
+                answers: tuple[AdapterAnswer | CacheAnswer, ...] = (*adapters, *sessions)
+                for one in answers:
                     self._answer(one.order_id, one)
             case Phase(name, seconds):
                 self._phases.append((name, seconds))
