@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.runtime.core.batch import Finish, FinishReason, Logprob, StepOutput
+from penstock.runtime.core.batch import Drafted, Finish, FinishReason, Logprob, StepOutput
 from penstock.runtime.core.batching import STATIC
 from penstock.runtime.core.scheduler import Scheduler
 from tests.core.steps import add, fill, finish, make_scheduler, output_of, planned, running, step
@@ -49,6 +49,14 @@ def test_rejected_drafts_are_computed_again(num_drawn):
     scheduler.check()
     (chunk,) = scheduler.schedule(0.0).chunks
     assert (chunk.start, chunk.length) == (3 + num_drawn, 1)
+
+
+@pytest.mark.parametrize("num_drawn", [1, 2, 3, 4])
+def test_how_many_drafts_came_true_is_told(num_drawn):
+    scheduler = start_drafting()
+    batch = scheduler.schedule(0.0)
+    (delta,) = scheduler.commit(batch, output_of(batch, lambda chunk: (1, 2, 3, 4)[:num_drawn]), 0.0)
+    assert delta.drafts == (Drafted(3, num_drawn - 1, ""),)
 
 
 @pytest.mark.parametrize(("max_tokens", "num_drafts"), [(2, 0), (3, 1), (4, 2), (5, 3), (6, 3)])
@@ -113,6 +121,7 @@ def test_an_end_among_the_drafts_cuts_what_follows():
     assert delta.token_ids == (1, 2)
     assert delta.logprobs == logprobs[:2]
     assert delta.finish == Finish(FinishReason.STOP, stop_token_id=2)
+    assert delta.drafts == (Drafted(3, 2, ""),), "the third came true and is not told"
     assert not scheduler.has_work
     scheduler.check()
 

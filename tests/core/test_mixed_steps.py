@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.runtime.core.batching import MAX_STEPS_WAITING, STRETCH, WAVE, MixedSteps
+from penstock.runtime.core.batching import LONG_PROMPT, MAX_STEPS_WAITING, STRETCH, WAVE, MixedSteps
 from penstock.runtime.core.order import ORDERS
 from penstock.runtime.core.scheduler import Scheduler
 from penstock.runtime.engine.engine import Engine
@@ -58,8 +58,14 @@ def test_a_long_prompt_has_a_step_for_itself():
 
 @pytest.mark.parametrize(
     ("prompts", "sizes"),
-    [((3000,), [3001]), ((12_000,), [MOST, 12_002 - MOST]), ((12_000, 5), [MOST, 12_007 - MOST])],
-    ids=["it waits", "it is begun", "it is begun and another waits"],
+    [
+        ((3000,), [3001]),
+        ((LONG_PROMPT + 1,), [LONG_PROMPT + 2]),
+        ((LONG_PROMPT,), [3 * WAVE]),
+        ((12_000,), [MOST, 12_002 - MOST]),
+        ((12_000, 5), [MOST, 12_007 - MOST]),
+    ],
+    ids=["it waits", "it is just long enough", "it is not long", "it is begun", "it is begun and another waits"],
 )
 def test_the_first_prompt_in_order_is_the_one_whose_turn_it_is(prompts, sizes):
     limits = LIMITS._replace(max_batch_tokens=MOST, num_blocks=1 << 14, max_context=1 << 14, max_waiting_tokens=1 << 20)

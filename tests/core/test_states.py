@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import pytest
+
 from penstock.runtime.core.batch import Batch, Chunk
 from penstock.runtime.core.kinds.groups import BlockGroup, CacheGroups
 from penstock.runtime.core.scheduler import Scheduler
@@ -33,6 +35,19 @@ def go_back(scheduler: Scheduler, num_right: int = 2) -> Chunk:
     chunk = planned(scheduler, batch)[1]
     commit(scheduler, batch, r1=(50,) * num_right + (99,))
     return chunk
+
+
+@pytest.mark.parametrize(("caching", "ends"), [(True, [8, 16, 20]), (False, [12, 20])])
+def test_a_prompt_s_chunks_end_where_a_state_can_be_kept_if_any_is(caching: bool, ends: list[int]) -> None:
+    scheduler = make(max_batch_tokens=12, prefix_caching=caching)
+    add(scheduler, 1, num_prompt=20)
+    assert [step(scheduler)[0].chunks[0].end for _ in ends] == ends  # type: ignore[union-attr]
+
+
+def test_a_chunk_that_reaches_no_block_s_end_is_as_long_as_it_may_be() -> None:
+    scheduler = make(max_batch_tokens=5)
+    add(scheduler, 1, num_prompt=20)
+    assert [step(scheduler)[0].chunks[0].end for _ in range(5)] == [5, 8, 13, 16, 20]  # type: ignore[union-attr]
 
 
 def test_the_next_chunk_begins_where_the_last_one_did_and_reads_the_same_state() -> None:
