@@ -189,3 +189,10 @@ def test_who_has_no_step_verifies_nothing():
     step(scheduler)
     assert [scheduler.propose(number, 0, (4, 5), "grammar") for number in (2, 3)] == [0, 0], "it waits; nobody knows it"
     assert scheduler.propose(1, 1, (4, 5), "grammar") == 0, "it has no such choice"
+
+
+def test_beside_a_prompt_in_progress_nothing_is_drawn_yet():
+    scheduler = make_scheduler(max_batch_tokens=4)
+    add(scheduler, 1, num_prompt=10)
+    step(scheduler)
+    assert scheduler.propose(1, 0, (4, 5, 6), "grammar") == 3

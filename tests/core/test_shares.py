@@ -4,6 +4,7 @@ import pytest
 
 from penstock.runtime.core.order import ORDERS, Lanes
 from penstock.runtime.core.scheduler import Scheduler
+from penstock.runtime.core.tenants.shares import LINGER_S
 from tests.core.steps import add, finish, output_of, planned
 from tests.engine.answers import LIMITS
 
@@ -67,6 +68,18 @@ def test_drafts_of_several_tenants_leave_the_step_as_long_as_it_is() -> None:
         scheduler.draft(sequence, (5,) * 7, "test")
     batch = scheduler.schedule(0.0)
     assert [chunk.length for chunk in batch.chunks] == [7, 1]  # type: ignore[union-attr]
+
+
+def test_a_step_yields_to_another_tenant_only_once_nobody_has_asked_for_a_while() -> None:
+    scheduler = make()
+    add(scheduler, 1, num_prompt=3, max_tokens=40, tenant="a")
+    add(scheduler, 2, num_prompt=3, max_tokens=2, tenant="b")
+    while scheduler.num_waiting or scheduler.num_running > 1 or not scheduler.generating:
+        advance(scheduler)
+    advance(scheduler)
+    assert (scheduler.is_shared, scheduler.sole_tenant, scheduler.yields) == (True, None, False)
+    scheduler.schedule(LINGER_S)
+    assert (scheduler.is_shared, scheduler.sole_tenant, scheduler.yields) == (False, "a", True)
 
 
 def test_without_shares_it_waits_for_a_row() -> None:
