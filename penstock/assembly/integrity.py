@@ -20,7 +20,7 @@ from penstock.console.files import cache_folder, write_file
 from penstock.errors import ConfigError
 from penstock.runtime.formats.hub import default_cache
 from penstock.runtime.formats.source import LocalSource, parse_source
-from penstock.runtime.formats.store import Progress, StoreEntry, damaged_files, find_entry, installed
+from penstock.runtime.formats.store import StoreEntry, damaged_files, find_entry, installed
 from penstock.service.server.served import ServedModel
 from penstock.service.server.threads import on_daemon_thread
 from penstock.tools.measure.this_machine import machine_facts
@@ -42,10 +42,10 @@ def find_named(source: str) -> StoreEntry | None:
     return find_entry(default_cache(), str(where))
 
 
-def damage_of(path: Path, progress: Progress | None = None) -> list[str]:
+def damage_of(path: Path) -> list[str]:
     """Files of a fetched model that differ from what was fetched; none for files of one's own, which nobody vouched for."""
     entry = find_fetched(path)
-    return [] if entry is None else damaged_files(entry, progress or (lambda stage, done, total: None))
+    return [] if entry is None else damaged_files(entry)
 
 
 def stamps_of(path: Path) -> list[tuple[str, int, int]]:

@@ -403,3 +403,16 @@ def test_memory_does_not_grow_for_prefixes():
     assert len(pool._fresh) == 64 - 6
     assert pool.num_cached == 6
     pool.check([])
+
+
+def test_a_miss_is_told_beside_what_was_published_last_and_is_still_there():
+    pool = BlockPool(16, 4)
+    older = compute(pool, make_sequence((1, 2, 3, 4, 5, 6, 7, 8)))
+    newer = compute(pool, make_sequence((1, 2, 3, 4, 9, 9, 9, 9)))
+    asked = make_sequence((1, 2, 3, 4, 5, 5, 5, 5, 5))
+    assert pool.match(asked.holding).differs == (4, 5, 9)
+    pool.retract(older.holding, 1)
+    assert pool.match(asked.holding).differs == (4, 5, 9), "another that is gone changes nothing"
+    pool.retract(newer.holding, 1)
+    assert pool.match(asked.holding).differs is None
+    pool.check([older.holding, newer.holding])

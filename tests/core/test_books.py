@@ -39,6 +39,10 @@ def corrupt_stranger(pool, sequence):
     pool._fresh[0] = 99
 
 
+def corrupt_shared(pool, sequence):
+    pool.num_shared += 1
+
+
 def corrupt_index(pool, sequence):
     pool._index[b"nonsense"] = sequence.blocks[0]
 

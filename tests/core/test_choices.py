@@ -129,3 +129,14 @@ def test_several_deadlines_pass_in_order():
     assert scheduler.wake_s == 0.0
     step(scheduler)
     assert scheduler.wake_s == 20.0
+
+
+def test_choices_that_do_not_even_wait_yet_end_with_their_request():
+    scheduler = make_scheduler()
+    add(scheduler, 1, n=3)
+    assert scheduler.num_waiting == 1, "the others wait for the prompt they share"
+    deltas = scheduler.cancel(1)
+    assert [delta.choice for delta in deltas] == [0, 1, 2]
+    assert {delta.finish for delta in deltas} == {Finish(FinishReason.CANCELLED)}
+    assert not scheduler.has_work
+    scheduler.check()

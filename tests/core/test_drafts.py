@@ -2,10 +2,10 @@
 
 import pytest
 
-from penstock.runtime.core.batch import Finish, FinishReason, Logprob, StepOutput
+from penstock.runtime.core.batch import Drafted, Finish, FinishReason, Logprob, StepOutput
 from penstock.runtime.core.batching import STATIC
 from penstock.runtime.core.scheduler import Scheduler
-from tests.core.steps import add, fill, finish, make_scheduler, output_of, planned, running
+from tests.core.steps import add, fill, finish, make_scheduler, output_of, planned, running, step
 from tests.engine.answers import LIMITS
 
 
@@ -49,6 +49,14 @@ def test_rejected_drafts_are_computed_again(num_drawn):
     scheduler.check()
     (chunk,) = scheduler.schedule(0.0).chunks
     assert (chunk.start, chunk.length) == (3 + num_drawn, 1)
+
+
+@pytest.mark.parametrize("num_drawn", [1, 2, 3, 4])
+def test_how_many_drafts_came_true_is_told(num_drawn):
+    scheduler = start_drafting()
+    batch = scheduler.schedule(0.0)
+    (delta,) = scheduler.commit(batch, output_of(batch, lambda chunk: (1, 2, 3, 4)[:num_drawn]), 0.0)
+    assert delta.drafts == (Drafted(3, num_drawn - 1, ""),)
 
 
 @pytest.mark.parametrize(("max_tokens", "num_drafts"), [(2, 0), (3, 1), (4, 2), (5, 3), (6, 3)])
@@ -113,6 +121,7 @@ def test_an_end_among_the_drafts_cuts_what_follows():
     assert delta.token_ids == (1, 2)
     assert delta.logprobs == logprobs[:2]
     assert delta.finish == Finish(FinishReason.STOP, stop_token_id=2)
+    assert delta.drafts == (Drafted(3, 2, ""),), "the third came true and is not told"
     assert not scheduler.has_work
     scheduler.check()
 
@@ -149,3 +158,41 @@ def test_a_whole_batch_can_have_drafts_too():
     (chunk,) = scheduler.schedule(0.0).chunks
     assert chunk.num_drafts == 4
     assert chunk.new_blocks == ()
+
+
+def test_tokens_that_must_come_next_are_verified_in_the_next_step():
+    scheduler = make_scheduler()
+    add(scheduler, 1)
+    step(scheduler)
+    assert scheduler.propose(1, 0, (4, 5, 6), "grammar") == 3
+    (chunk,) = scheduler.schedule(0.0).chunks
+    assert chunk.drafts == (4, 5, 6)
+    assert scheduler.propose(1, 0, (4, 5, 6), "grammar") == 0, "its length is unknown until its drafts are judged"
+
+
+def test_of_tokens_that_must_come_next_those_of_steps_in_flight_are_drawn_there():
+    scheduler = make_scheduler()
+    add(scheduler, 1)
+    prompt = scheduler.schedule(0.0)
+    scheduler.commit(prompt, output_of(prompt), 0.0)
+    in_flight = scheduler.schedule(0.0)
+    assert scheduler.propose(1, 0, (4, 5, 6), "grammar") == 2
+    assert scheduler.schedule(0.0).chunks[0].drafts == (5, 6)
+    scheduler.commit(in_flight, output_of(in_flight, lambda chunk: (4,)), 0.0)
+    assert running(scheduler)[1, 0].tokens[-1] == 4
+
+
+def test_who_has_no_step_verifies_nothing():
+    scheduler = make_scheduler(max_sequences=1)
+    add(scheduler, 1)
+    add(scheduler, 2)
+    step(scheduler)
+    assert [scheduler.propose(number, 0, (4, 5), "grammar") for number in (2, 3)] == [0, 0], "it waits; nobody knows it"
+    assert scheduler.propose(1, 1, (4, 5), "grammar") == 0, "it has no such choice"
+
+
+def test_beside_a_prompt_in_progress_nothing_is_drawn_yet():
+    scheduler = make_scheduler(max_batch_tokens=4)
+    add(scheduler, 1, num_prompt=10)
+    step(scheduler)
+    assert scheduler.propose(1, 0, (4, 5, 6), "grammar") == 3

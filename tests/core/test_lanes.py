@@ -153,6 +153,19 @@ def test_an_abandoned_prompt_is_computed_again_and_nobody_trusts_its_blocks() ->
     assert chunk.arrival is not None
 
 
+def test_all_prompts_of_an_abandoned_step_are_computed_again() -> None:
+    scheduler = make(max_batch_tokens=64)
+    for number in (1, 2, 3):
+        add(scheduler, number, num_prompt=12, is_batch=True)
+    batch = scheduler.schedule(0.0)
+    assert batch is not None
+    assert len(batch.chunks) == 3
+    scheduler.abandon(batch)
+    scheduler.check()
+    assert (scheduler.num_running, scheduler.num_waiting) == (0, 3)
+    assert len(scheduler.schedule(0.0).chunks) == 3  # type: ignore[union-attr]
+
+
 def test_drafts_of_an_abandoned_step_are_not_awaited() -> None:
     scheduler = make()
     add(scheduler, 1, num_prompt=3, max_tokens=20, is_batch=True)

@@ -2,11 +2,12 @@
 
 import pytest
 
-from penstock.runtime.core.batching import MAX_STEPS_WAITING, STRETCH, WAVE, MixedSteps
+from penstock.runtime.core.batching import LONG_PROMPT, MAX_STEPS_WAITING, STRETCH, WAVE, MixedSteps
 from penstock.runtime.core.order import ORDERS
 from penstock.runtime.core.scheduler import Scheduler
 from penstock.runtime.engine.engine import Engine
 from penstock.runtime.engine.oracle import OracleRunner
+from tests.core.steps import add, step
 from tests.engine.answers import LIMITS, VOCAB_SIZE, assert_right, drain, make_request
 
 MOST = 8192
@@ -53,6 +54,27 @@ def test_a_long_prompt_has_a_step_for_itself():
     assert 3016 <= size < 3016 + WAVE
     assert steps.size(16, 9000, MOST, num_first=9000) == MOST
     assert steps.size(16, 3000, MOST, num_first=1000) < 1024, "a short one comes before a long one, in a short step"
+
+
+@pytest.mark.parametrize(
+    ("prompts", "sizes"),
+    [
+        ((3000,), [3001]),
+        ((LONG_PROMPT + 1,), [LONG_PROMPT + 2]),
+        ((LONG_PROMPT,), [3 * WAVE]),
+        ((12_000,), [MOST, 12_002 - MOST]),
+        ((12_000, 5), [MOST, 12_007 - MOST]),
+    ],
+    ids=["it waits", "it is just long enough", "it is not long", "it is begun", "it is begun and another waits"],
+)
+def test_the_first_prompt_in_order_is_the_one_whose_turn_it_is(prompts, sizes):
+    limits = LIMITS._replace(max_batch_tokens=MOST, num_blocks=1 << 14, max_context=1 << 14, max_waiting_tokens=1 << 20)
+    scheduler = Scheduler(limits, ORDERS["first-come"](), mixed=seen(0.005, 2.5e-5))
+    add(scheduler, 1, num_prompt=3, max_tokens=100)
+    step(scheduler)
+    for number, num_prompt in enumerate(prompts, 2):
+        add(scheduler, number, num_prompt=num_prompt, max_tokens=100)
+    assert [step(scheduler)[0].num_tokens for _ in sizes] == sizes
 
 
 def test_a_step_that_was_held_up_hardly_counts():

@@ -38,6 +38,24 @@ def test_a_prompt_that_is_behind_and_not_counted_is_noticed():
     assert not roster.behind
 
 
+@pytest.mark.parametrize(
+    ("book", "message"),
+    [("batch", "batch sequences that run"), ("tenants", "tenants"), ("num_batch_waiting", "batch sequences that wait")],
+)
+def test_books_of_tenants_and_lanes_that_do_not_balance_are_noticed(book, message):
+    roster = make_roster()
+    (one,) = let_in(roster, 1)
+    roster.check()
+    if book == "batch":
+        roster.batch[one] = None
+    elif book == "tenants":
+        roster.tenants["other"] += 1
+    else:
+        roster.num_batch_waiting += 1
+    with pytest.raises(RuntimeError, match=message):
+        roster.check()
+
+
 def test_rows_are_given_back_and_given_again():
     roster = make_roster(max_sequences=2)
     one, two = let_in(roster, 2)

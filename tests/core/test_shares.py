@@ -4,6 +4,7 @@ import pytest
 
 from penstock.runtime.core.order import ORDERS, Lanes
 from penstock.runtime.core.scheduler import Scheduler
+from penstock.runtime.core.tenants.shares import LINGER_S
 from tests.core.steps import add, finish, output_of, planned
 from tests.engine.answers import LIMITS
 
@@ -55,6 +56,30 @@ def test_a_prompt_goes_on_while_the_tenants_that_have_the_step_wait_for_its_bloc
     add(scheduler, 3, num_prompt=6, max_tokens=2, tenant="next")
     assert advance(scheduler) == {1}
     finish(scheduler)
+
+
+def test_drafts_of_several_tenants_leave_the_step_as_long_as_it_is() -> None:
+    scheduler = make(max_batch_tokens=8)
+    for number in (1, 2):
+        add(scheduler, number, num_prompt=3, max_tokens=40, tenant=str(number))
+    while len(scheduler.generating) < 2:
+        advance(scheduler)
+    for sequence in scheduler.generating:
+        scheduler.draft(sequence, (5,) * 7, "test")
+    batch = scheduler.schedule(0.0)
+    assert [chunk.length for chunk in batch.chunks] == [7, 1]  # type: ignore[union-attr]
+
+
+def test_a_step_yields_to_another_tenant_only_once_nobody_has_asked_for_a_while() -> None:
+    scheduler = make()
+    add(scheduler, 1, num_prompt=3, max_tokens=40, tenant="a")
+    add(scheduler, 2, num_prompt=3, max_tokens=2, tenant="b")
+    while scheduler.num_waiting or scheduler.num_running > 1 or not scheduler.generating:
+        advance(scheduler)
+    advance(scheduler)
+    assert (scheduler.is_shared, scheduler.sole_tenant, scheduler.yields) == (True, None, False)
+    scheduler.schedule(LINGER_S)
+    assert (scheduler.is_shared, scheduler.sole_tenant, scheduler.yields) == (False, "a", True)
 
 
 def test_without_shares_it_waits_for_a_row() -> None:

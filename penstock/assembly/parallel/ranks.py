@@ -15,7 +15,7 @@ from penstock.config import EngineConfig, split_address
 from penstock.errors import ConfigError, RankLostError
 from penstock.runtime import preload
 from penstock.runtime.execution.device import Device, num_devices
-from penstock.runtime.execution.parallel.frames import encode_step
+from penstock.runtime.execution.parallel.frames import NO_MORE, encode
 from penstock.runtime.execution.parallel.processes import RankProcesses
 from penstock.runtime.execution.parallel.world import PATIENT, Rendezvous, World
 from penstock.runtime.models.ranks import Ranks
@@ -139,7 +139,7 @@ class RankGroup:
     def close(self) -> None:
         if self._world is not None and self.processes.lost is None:
             with contextlib.suppress(RankLostError):
-                self._world.broadcast(encode_step(None))
+                self._world.broadcast(encode(NO_MORE))
         self.processes.close()
         if self._world is not None:
             self._world.close()

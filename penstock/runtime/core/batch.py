@@ -6,7 +6,7 @@ step makes one of each per sequence.
 
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from penstock.runtime.core.request import SamplingParams
 
@@ -124,6 +124,20 @@ class StepOutput(NamedTuple):
 
     def draw(self) -> None:
         """All is drawn."""
+
+
+def joined(outputs: Sequence[StepOutput], sizes: Sequence[int]) -> StepOutput:
+    """One output of a step that was computed in parts of so many chunks."""
+    columns: dict[str, list[tuple[Any, ...]]] = {"tokens": [], "drafts": [], "logprobs": [], "prompt_logprobs": []}
+    failures: list[tuple[int, str]] = []
+    begin = 0
+    for output, size in zip(outputs, sizes, strict=True):
+        for name, column in columns.items():
+            column.extend(getattr(output, name) or ((),) * size)
+        failures += [(begin + index, message) for index, message in output.failures]
+        begin += size
+    filled = {name: tuple(column) if any(column) or name == "tokens" else () for name, column in columns.items()}
+    return StepOutput(**filled, failures=tuple(failures))
 
 
 class FinishReason(StrEnum):

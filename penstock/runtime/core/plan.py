@@ -211,7 +211,7 @@ class StepPlan:
             self.budget -= length
         return prompts
 
-    def grow_decode(self, sequence: Sequence, end: int, computed: int, *, has_drafts: bool = False) -> Grown | None:
+    def grow_decode(self, sequence: Sequence, end: int, computed: int, *, has_drafts: bool) -> Grown | None:
         """Blocks, and where there are states a slot, up to `end`; None if the sequence was preempted itself."""
         if not self._pool.groups.is_plain:
             return self._grow_from(sequence, sequence.num_launched, end, computed, has_drafts)

@@ -5,6 +5,7 @@ makes the agreement longer. So acceptance is measured by source and agreement ov
 guesses of the generation itself.
 """
 
+from bisect import bisect
 from collections.abc import Sequence
 
 from penstock.runtime.draft.drafter import Guess, Key
@@ -25,11 +26,7 @@ MEMORY = 400.0
 OWN_MEMORY = 24.0
 
 
-def _level_of(match: int) -> int:
-    return sum(1 for least in LEVELS if least <= match) - 1
-
-
-_LEVEL_OF = [_level_of(match) for match in range(LEVELS[-1] + 1)]
+_LEVEL_OF = [bisect(LEVELS, match) - 1 for match in range(LEVELS[-1] + 1)]
 
 
 class Rate:

@@ -14,6 +14,15 @@ class GuessCost:
     def __call__(self, length: int) -> float:
         return max(self._first_s + self._next_s * (length - 1), LEAST_S) if length else 0.0
 
+    def learn_parts(self, first_s: float | None, next_s: float | None) -> None:
+        """The times of the first token and of a further one, where both are known apart. `first_s` is None where much had to be
+        read first: a prompt, or what was drawn while nothing was asked for."""
+        first_s = first_s or (None if self._first_s else next_s)
+        if first_s is not None:
+            self._first_s += (first_s - self._first_s) * (NEWS if self._first_s else 1.0)
+        if next_s is not None:
+            self._next_s += (next_s - self._next_s) * (NEWS if self._next_s else 1.0)
+
     def learn(self, length: int, seconds: float) -> None:
         if not self._first_s:
             self._first_s = self._next_s = seconds / length

@@ -34,12 +34,9 @@ class HeadDrafter:
         self.name = heads.name
         self._heads = heads
         self._clock = clock
-        self._cost = GuessCost()
+        self.seconds = GuessCost()
         self._read: dict[Key, int] = {}
         """Tokens of a generation whose states were read: a guess that has many more to read tells nothing of its usual time."""
-
-    def seconds(self, length: int) -> float:
-        return self._cost(length)
 
     def propose(self, views: Sequence[View], most: int) -> list[Guess]:
         most = min(most, self._heads.most)
@@ -54,7 +51,7 @@ class HeadDrafter:
             tokens = self._heads.guess(view.key, view.row, view.tokens, most)
             guesses[index] = Guess(tuple(tokens), self.name)
         if is_usual:
-            self._cost.learn(most, self._clock() - begin_s)
+            self.seconds.learn(most, self._clock() - begin_s)
         return guesses
 
     def finish(self, view: View) -> None:

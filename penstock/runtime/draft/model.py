@@ -12,15 +12,12 @@ from penstock.runtime.core.batch import Arrival, Batch, Chunk
 from penstock.runtime.core.request import SamplingParams
 from penstock.runtime.core.runner import Runner
 from penstock.runtime.draft.drafter import NO_GUESS, Guess, Key, View
+from penstock.runtime.draft.guess_cost import GuessCost
 
 PIECE = 256
 """Prompt tokens computed between two steps of the target."""
 USUAL_TOKENS = 2
 """Tokens read before a first guess when all guesses before have come true; one when some have not."""
-NEWS = 0.2
-"""Weight of the latest measurement in the moving average of a step's time."""
-LEAST_S = 1e-6
-"""Assumed before anything was measured: so little that the drafter is tried."""
 GREEDY = SamplingParams(temperature=0.0)
 
 
@@ -69,10 +66,7 @@ class ModelDrafter:
         self._readings: OrderedDict[Key, Reading] = OrderedDict()
         """The one used last stands last."""
         self._num_steps = 0
-        self._first_s = self._next_s = 0.0
-
-    def seconds(self, length: int) -> float:
-        return max(self._first_s + self._next_s * (length - 1), LEAST_S) if length else 0.0
+        self.seconds = GuessCost()
 
     def propose(self, views: Sequence[View], most: int) -> list[Guess]:
         guesses = [NO_GUESS] * len(views)
@@ -132,7 +126,7 @@ class ModelDrafter:
                 reading.tokens.append(guess[-1])
             for guess, token in zip(guesses, self._launch(chunks)):
                 guess.append(token)
-        self._learn(
+        self.seconds.learn_parts(
             first_s - begin_s if is_usual else None, (self._clock() - first_s) / (most - 1) if most > 1 else None
         )
         return [self._known(guess) for guess in guesses]
@@ -158,11 +152,3 @@ class ModelDrafter:
         output = self._runner.launch(Batch(self._num_steps, tuple(chunks))).result()
         failed = {index for index, _ in output.failures}
         return [tokens[0] if tokens and i not in failed else -1 for i, tokens in enumerate(output.tokens)]
-
-    def _learn(self, first_s: float | None, next_s: float | None) -> None:
-        """`first_s` is None where much had to be read first: a prompt, or what was drawn while nothing was asked for."""
-        first_s = first_s or (None if self._first_s else next_s)
-        if first_s is not None:
-            self._first_s += (first_s - self._first_s) * (NEWS if self._first_s else 1.0)
-        if next_s is not None:
-            self._next_s += (next_s - self._next_s) * (NEWS if self._next_s else 1.0)

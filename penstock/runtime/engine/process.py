@@ -30,7 +30,6 @@ from penstock.runtime.engine.wire import (
     MAX_FRAME_BYTES,
     Beat,
     BlocksChanged,
-    CacheTold,
     Cancel,
     Embedded,
     EmbedPrompts,
@@ -210,11 +209,9 @@ def _step(engine: Engine, feed: BlockFeed, reports: "zmq.Socket[bytes]") -> bool
     if news is not None:
         reports.send(encode(BlocksChanged(*news)))
     answers = () if engine.adapters is None else engine.adapters.answers()
-    if answers:
-        reports.send(encode(Ordered(answers)))
     told = engine.cache_answers()
-    if told:
-        reports.send(encode(CacheTold(told)))
+    if answers or told:
+        reports.send(encode(Ordered(answers, told)))
     if not deltas and engine.num_steps == num_steps:
         return False
     scheduler = engine.scheduler

@@ -103,15 +103,10 @@ class StepReport(msgspec.Struct, tag="step", array_like=True, frozen=True):
 
 
 class Ordered(msgspec.Struct, tag="ordered", array_like=True, frozen=True):
-    """What came of orders."""
+    """What came of orders about adapters, and about sessions."""
 
-    answers: tuple[AdapterAnswer, ...]
-
-
-class CacheTold(msgspec.Struct, tag="cache_told", array_like=True, frozen=True):
-    """What came of orders about sessions."""
-
-    answers: tuple[CacheAnswer, ...]
+    adapters: tuple[AdapterAnswer, ...]
+    sessions: tuple[CacheAnswer, ...]
 
 
 class Beat(msgspec.Struct, tag="beat", array_like=True, frozen=True):
@@ -148,7 +143,7 @@ class Failed(msgspec.Struct, tag="failed", array_like=True, frozen=True):
     is_config: bool
 
 
-Report = Phase | Ready | StepReport | Ordered | CacheTold | Beat | Embedded | Seen | BlocksChanged | Failed
+Report = Phase | Ready | StepReport | Ordered | Beat | Embedded | Seen | BlocksChanged | Failed
 """From the engine."""
 
 _encoder = msgspec.msgpack.Encoder()

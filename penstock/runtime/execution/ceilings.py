@@ -65,7 +65,7 @@ def _measure(device: torch.device, model_bytes: int) -> Reached:
     large = _read_rate(device, LARGE_BYTES)
     model = _read_rate(device, min(max(model_bytes, MIB), LARGE_BYTES))
     dtypes = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-    flops = {name: _product_rate(device, dtype) for name, dtype in dtypes.items()}
+    flops = {name: _rate(device, dtype, torch.matmul) for name, dtype in dtypes.items()}
     return Reached(large, model, flops | {"int8": _int8_rate(device)})
 
 
@@ -73,10 +73,6 @@ def _read_rate(device: torch.device, num_bytes: int) -> float:
     """Summing reads every byte once and writes next to nothing."""
     buffer = torch.ones(num_bytes // 4, dtype=torch.float32, device=device)
     return num_bytes / _fastest_s(lambda: buffer.sum(), device)
-
-
-def _product_rate(device: torch.device, dtype: torch.dtype) -> float:
-    return _rate(device, dtype, torch.matmul)
 
 
 def _rate(device: torch.device, dtype: torch.dtype, multiply: Callable[[Tensor, Tensor], Tensor]) -> float:

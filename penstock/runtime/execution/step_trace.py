@@ -15,21 +15,16 @@ from penstock.runtime.execution.native.decoder import NativeDecoder
 from penstock.runtime.ops.cpu.library import PARTS
 
 MAX_MARKS = 1 << 20
-KERNEL_KINDS = (
-    (
-        "attention",
-        ("attend", "attention", "flash", "decode_", "_split", "paged", "_merge", "_combine"),
+KERNEL_KINDS = {
+    "attention": ("attend", "attention", "flash", "decode_", "_split", "paged", "_merge", "_combine"),
+    "sampling": ("sample", "draw", "argmax", "sort", "topk", "softmax", "cumsum", "multinomial"),
+    "experts": ("moe", "expert", "_pairs", "_down"),
+    "linears": (
+        *("gemm", "small_batch", "_one", "nvjet", "cutlass", "cublas", "gemv", "matmul", "sm90_", "_tiles", "packed"),
     ),
-    ("sampling", ("sample", "draw", "argmax", "sort", "topk", "softmax", "cumsum", "multinomial")),
-    ("experts", ("moe", "expert", "_pairs", "_down")),
-    (
-        "linears",
-        ("gemm", "small_batch", "_one", "nvjet", "cutlass", "cublas", "gemv", "matmul", "sm90_", "_tiles", "packed"),
-    ),
-    ("copies", ("memcpy", "memset", "copy")),
-    (
-        "pointwise",
-        (
+    "copies": ("memcpy", "memset", "copy"),
+    "pointwise": (
+        *(
             "norm",
             "_place",
             "rope",
@@ -43,8 +38,10 @@ KERNEL_KINDS = (
             "add",
         ),
     ),
-)
+}
 """A kernel belongs to the first kind of which its name holds a word."""
+CPU_KINDS = ("qkv", "out", "gate_up", "down", "attention", "output")
+"""Parts of a native step that are kinds of their own."""
 
 
 class TracedPart(NamedTuple):
@@ -58,7 +55,7 @@ class TracedPart(NamedTuple):
 
 def kind_of(kernel: str) -> str:
     lowered = kernel.lower()
-    return next((kind for kind, words in KERNEL_KINDS if any(word in lowered for word in words)), "other")
+    return next((kind for kind, words in KERNEL_KINDS.items() if any(word in lowered for word in words)), "other")
 
 
 @contextmanager
@@ -86,20 +83,9 @@ def _of_marks(marks: list[tuple[int, int, int]]) -> Iterator[TracedPart]:
     for time_ns, part, layer in marks:
         name = PARTS[part]
         if name != "start" and before_ns:
-            yield TracedPart(
-                name, CPU_KINDS.get(name, "pointwise"), before_ns / 1e9, (time_ns - before_ns) / 1e9, layer
-            )
+            kind = name if name in CPU_KINDS else "pointwise"
+            yield TracedPart(name, kind, before_ns / 1e9, (time_ns - before_ns) / 1e9, layer)
         before_ns = time_ns
-
-
-CPU_KINDS = {
-    "qkv": "qkv",
-    "out": "out",
-    "gate_up": "gate_up",
-    "down": "down",
-    "attention": "attention",
-    "output": "output",
-}
 
 
 def _by_torch(found: list[TracedPart], device: torch.device) -> Iterator[list[TracedPart]]:

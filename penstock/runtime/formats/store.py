@@ -92,7 +92,7 @@ def resized_files(entry: StoreEntry) -> list[str]:
     return [name for name, record in entry.files.items() if _size(entry.root / name) != record.num_bytes]
 
 
-def damaged_files(entry: StoreEntry, progress: Progress) -> list[str]:
+def damaged_files(entry: StoreEntry, progress: Progress = lambda stage, done, total: None) -> list[str]:
     """Files that differ from their record in any byte."""
     damaged = resized_files(entry)
     whole = [name for name in entry.files if name not in damaged]
@@ -130,7 +130,7 @@ def commit(cache: Path, staged: Path, entry: StoreEntry) -> StoreEntry:
             if not home.exists():
                 raise
         other = _read_entry(cache, home)
-        if other is not None and other.files == entry.files and not damaged_files(other, _silent):
+        if other is not None and other.files == entry.files and not damaged_files(other):
             return other
         with temporary_directory(cache) as discarded, contextlib.suppress(FileNotFoundError):
             os.rename(home, discarded / "damaged")
@@ -178,7 +178,3 @@ def _pieces(path: Path) -> Iterator[bytes]:
     with path.open("rb", buffering=0) as file:
         while piece := file.read(1 << 22):
             yield piece
-
-
-def _silent(stage: str, done: int, total: int | None) -> None:
-    pass

@@ -6,7 +6,7 @@ base model's own recipes say.
 """
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -93,14 +93,14 @@ def read_gguf_settings(metadata: Mapping[str, Any], spec: ModelSpec) -> AdapterS
     return AdapterSettings(base=str(metadata.get("general.base_model.0.name", "")), alpha=alpha, is_gguf=True)
 
 
-def base_recipes(spec: ModelSpec, *, is_gguf: bool = False, names: Collection[str] = ()) -> Recipes:
+def base_recipes(spec: ModelSpec, *, is_gguf: bool = False) -> Recipes:
     """How parameters are made of the modules that adapters name. A tied output matrix is a parameter of its own here."""
     architecture = BY_MODEL_TYPE.get("deepseek_v3" if spec.architecture == "deepseek" else spec.architecture)
     spec = unbounded(spec)
     if is_gguf and isinstance(architecture, GgufArchitecture):
-        recipes = architecture.gguf_recipes(spec, names)
+        recipes = architecture.gguf_recipes(spec)
     elif architecture is not None and not is_gguf:
-        recipes = architecture.recipes(spec, names)
+        recipes = architecture.recipes(spec)
     else:
         raise ModelFileError(f"adapters of architecture {spec.architecture} are not known")
     if spec.tied_embedding:
@@ -179,12 +179,13 @@ def matrix_shape(name: str, recipe: Recipe, spec: ModelSpec) -> MatrixShape | No
             return None
 
 
-def adapter_bytes(spec: ModelSpec, rank: int, bytes_per_number: int = 2) -> int:
-    """What an adapter of all linears takes: for each matrix, rank times the rows and columns of the modules it is made of."""
+def adapter_bytes(spec: ModelSpec, rank: int) -> int:
+    """What an adapter of all linears takes in 16-bit numbers: for each matrix, rank times the rows and columns of the modules
+    it is made of."""
     total = 0
     for name, recipe in base_recipes(spec).items():
         shape = matrix_shape(name, recipe, spec) if name.startswith("layers.") else None
         if shape is not None:
             copies = len(recipe.parts) if isinstance(recipe, Stack) else 1
             total += copies * rank * (sum(shape.rows) + len(shape.rows) * shape.columns)
-    return total * bytes_per_number
+    return 2 * total

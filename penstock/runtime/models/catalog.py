@@ -32,18 +32,20 @@ def _config(model_type: str, vocabulary: int, hidden: int, width: int, layers: i
     return config | rest
 
 
+def _decoder(model_type: str, *shape: Any, context: int, theta: float, eps: float = 1e-5, **rest: Any) -> Config:
+    sizes = {"max_position_embeddings": context, "rope_theta": theta, "rms_norm_eps": eps}
+    return _config(model_type, *shape) | sizes | rest
+
+
 def _llama(*shape: Any, context: int, theta: float = 10_000.0, **rest: Any) -> Config:
-    sizes = {"max_position_embeddings": context, "rope_theta": theta, "rms_norm_eps": 1e-5}
-    return _config("llama", *shape) | sizes | rest
+    return _decoder("llama", *shape, context=context, theta=theta, **rest)
 
 
 def _llama4(experts: int, moe_step: int, context: int) -> Config:
     """The text part, as in the published config.json of Llama-4-Scout-17B-16E and Llama-4-Maverick-17B-128E."""
-    return _config("llama4_text", 202_048, 5120, 8192, 48, "40/8/128") | {
+    shape = 202_048, 5120, 8192, 48, "40/8/128"
+    return _decoder("llama4_text", *shape, context=context, theta=500_000.0) | {
         "intermediate_size_mlp": 16_384,
-        "max_position_embeddings": context,
-        "rope_theta": 500_000.0,
-        "rms_norm_eps": 1e-5,
         "num_local_experts": experts,
         "num_experts_per_tok": 1,
         "interleave_moe_layer_step": moe_step,
@@ -51,24 +53,17 @@ def _llama4(experts: int, moe_step: int, context: int) -> Config:
     }
 
 
-def _qwen(model_type: str, *shape: Any, context: int, **rest: Any) -> Config:
-    sizes = {"max_position_embeddings": context, "rope_theta": 1e6, "rms_norm_eps": 1e-6}
-    return _config(model_type, *shape) | sizes | rest
+def _qwen(model_type: str, *shape: Any, context: int, theta: float = 1e6, **rest: Any) -> Config:
+    return _decoder(model_type, *shape, context=context, theta=theta, eps=1e-6, **rest)
 
 
 def _gpt_oss(layers: int, experts: int) -> Config:
-    return _config(
-        "gpt_oss",
-        201_088,
-        2880,
-        2880,
-        layers,
-        "64/8/64",
-        max_position_embeddings=131_072,
-        rms_norm_eps=1e-5,
-        num_local_experts=experts,
-        num_experts_per_tok=4,
-    )
+    return _config("gpt_oss", 201_088, 2880, 2880, layers, "64/8/64") | {
+        "max_position_embeddings": 131_072,
+        "rms_norm_eps": 1e-5,
+        "num_local_experts": experts,
+        "num_experts_per_tok": 4,
+    }
 
 
 def _deepseek(model_type: str, *shape: Any, kv: int, experts: int, active: int, width: int, **rest: Any) -> Config:
@@ -113,14 +108,15 @@ _DEEPSEEK_YARN = {
     "mscale": 0.707,
     "mscale_all_dim": 0.707,
 }
-_LLAMA_3_1 = {
+_LLAMA_3_ROPE = {
     "rope_type": "llama3",
     "factor": 8.0,
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
-_LLAMA_3_2 = {**_LLAMA_3_1, "factor": 32.0}
+_LLAMA_3_1: Config = {"context": 131_072, "theta": 500_000.0, "rope_scaling": _LLAMA_3_ROPE}
+_LLAMA_3_2: Config = {**_LLAMA_3_1, "rope_scaling": {**_LLAMA_3_ROPE, "factor": 32.0}, "tie_word_embeddings": True}
 _GEMMA_3 = {"sliding_window": 1024, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}
 # Phi 4 mini's first 31 factors grow by one ratio (to a part in a billion); the rest are listed.
 _PHI_4_LONG = [1.118320672**power for power in range(31)] + [
@@ -144,73 +140,36 @@ _DEEPSEEK_V3 = _deepseek(
     q_lora_rank=1536,
 )
 
+_MISTRAL = 32_000, 4096, 14_336, 32, "32/8"
+_QWEN_3_EXPERTS: Config = {
+    "context": 40_960,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "norm_topk_prob": True,
+}
+
 CONFIGS: dict[str, Config] = {
     "llama-2-7b": _llama(32_000, 4096, 11_008, 32, "32/32", context=4096),
     "llama-2-13b": _llama(32_000, 5120, 13_824, 40, "40/40", context=4096),
     "llama-2-70b": _llama(32_000, 8192, 28_672, 80, "64/8", context=4096),
     "llama-3-8b": _llama(128_256, 4096, 14_336, 32, "32/8", context=8192, theta=500_000.0),
     "llama-3-70b": _llama(128_256, 8192, 28_672, 80, "64/8", context=8192, theta=500_000.0),
-    "llama-3.1-8b": _llama(
-        128_256, 4096, 14_336, 32, "32/8", context=131_072, theta=500_000.0, rope_scaling=_LLAMA_3_1
-    ),
-    "llama-3.1-70b": _llama(
-        128_256, 8192, 28_672, 80, "64/8", context=131_072, theta=500_000.0, rope_scaling=_LLAMA_3_1
-    ),
-    "llama-3.1-405b": _llama(
-        128_256, 16_384, 53_248, 126, "128/8", context=131_072, theta=500_000.0, rope_scaling=_LLAMA_3_1
-    ),
-    "llama-3.2-1b": _llama(
-        128_256,
-        2048,
-        8192,
-        16,
-        "32/8/64",
-        context=131_072,
-        theta=500_000.0,
-        rope_scaling=_LLAMA_3_2,
-        tie_word_embeddings=True,
-    ),
-    "llama-3.2-3b": _llama(
-        128_256,
-        3072,
-        8192,
-        28,
-        "24/8/128",
-        context=131_072,
-        theta=500_000.0,
-        rope_scaling=_LLAMA_3_2,
-        tie_word_embeddings=True,
-    ),
-    "llama-3.3-70b": _llama(
-        128_256, 8192, 28_672, 80, "64/8", context=131_072, theta=500_000.0, rope_scaling=_LLAMA_3_1
-    ),
+    "llama-3.1-8b": _llama(128_256, 4096, 14_336, 32, "32/8", **_LLAMA_3_1),
+    "llama-3.1-70b": _llama(128_256, 8192, 28_672, 80, "64/8", **_LLAMA_3_1),
+    "llama-3.1-405b": _llama(128_256, 16_384, 53_248, 126, "128/8", **_LLAMA_3_1),
+    "llama-3.2-1b": _llama(128_256, 2048, 8192, 16, "32/8/64", **_LLAMA_3_2),
+    "llama-3.2-3b": _llama(128_256, 3072, 8192, 28, "24/8/128", **_LLAMA_3_2),
+    "llama-3.3-70b": _llama(128_256, 8192, 28_672, 80, "64/8", **_LLAMA_3_1),
     "llama-4-scout": _llama4(experts=16, moe_step=1, context=10_485_760),
     "llama-4-maverick": _llama4(experts=128, moe_step=2, context=1_048_576),
     "smollm2-135m": _llama(49_152, 576, 1536, 30, "9/3", context=8192, theta=100_000.0, tie_word_embeddings=True),
     "smollm2-360m": _llama(49_152, 960, 2560, 32, "15/5", context=8192, theta=100_000.0, tie_word_embeddings=True),
     "smollm2-1.7b": _llama(49_152, 2048, 8192, 24, "32/32", context=8192, theta=130_000.0, tie_word_embeddings=True),
-    "mistral-7b": _config(
-        "mistral",
-        32_000,
-        4096,
-        14_336,
-        32,
-        "32/8",
-        max_position_embeddings=32_768,
-        rope_theta=10_000.0,
-        rms_norm_eps=1e-5,
-        sliding_window=4096,
-    ),
-    "mixtral-8x7b": _config(
-        "mixtral",
-        32_000,
-        4096,
-        14_336,
-        32,
-        "32/8",
-        max_position_embeddings=32_768,
-        rope_theta=1e6,
-        rms_norm_eps=1e-5,
+    "mistral-7b": _decoder("mistral", *_MISTRAL, context=32_768, theta=10_000.0, sliding_window=4096),
+    "mixtral-8x7b": _decoder(
+        *("mixtral", *_MISTRAL),
+        context=32_768,
+        theta=1e6,
         sliding_window=None,
         num_local_experts=8,
         num_experts_per_tok=2,
@@ -223,39 +182,18 @@ CONFIGS: dict[str, Config] = {
     "qwen3-8b": _qwen("qwen3", 151_936, 4096, 12_288, 36, "32/8/128", context=40_960),
     "qwen3-32b": _qwen("qwen3", 151_936, 5120, 25_600, 64, "64/8/128", context=40_960),
     "qwen3-30b-a3b": _qwen(
-        "qwen3_moe",
-        151_936,
-        2048,
-        6144,
-        48,
-        "32/4/128",
-        context=40_960,
-        num_experts=128,
-        num_experts_per_tok=8,
-        moe_intermediate_size=768,
-        norm_topk_prob=True,
+        *("qwen3_moe", 151_936, 2048, 6144, 48, "32/4/128"), **_QWEN_3_EXPERTS, moe_intermediate_size=768
     ),
     "qwen3-235b-a22b": _qwen(
-        "qwen3_moe",
-        *(151_936, 4096, 12_288, 94, "64/4/128"),
-        context=40_960,
-        num_experts=128,
-        num_experts_per_tok=8,
-        moe_intermediate_size=1536,
-        norm_topk_prob=True,
+        *("qwen3_moe", 151_936, 4096, 12_288, 94, "64/4/128"), **_QWEN_3_EXPERTS, moe_intermediate_size=1536
     ),
-    "gemma-2-9b": _config(
-        "gemma2",
-        256_000,
-        3584,
-        14_336,
-        42,
-        "16/8/256",
-        max_position_embeddings=8192,
-        rms_norm_eps=1e-6,
-        query_pre_attn_scalar=256,
-        sliding_window=4096,
-    ),
+    "gemma-2-9b": _config("gemma2", 256_000, 3584, 14_336, 42, "16/8/256")
+    | {
+        "max_position_embeddings": 8192,
+        "rms_norm_eps": 1e-6,
+        "query_pre_attn_scalar": 256,
+        "sliding_window": 4096,
+    },
     "gemma-3-270m": _config(
         "gemma3_text", 262_144, 640, 2048, 18, "4/1/256", max_position_embeddings=32_768, sliding_window=512
     ),
@@ -267,32 +205,18 @@ CONFIGS: dict[str, Config] = {
     "gemma-3-27b": _config(
         "gemma3_text", 262_208, 5376, 21_504, 62, "32/16/128", query_pre_attn_scalar=168, **_GEMMA_3
     ),
-    "phi-3-mini": _config(
-        "phi3",
-        32_064,
-        3072,
-        8192,
-        32,
-        "32/32",
-        max_position_embeddings=4096,
-        rms_norm_eps=1e-5,
-        sliding_window=2047,
-    ),
-    "phi-4-mini": _config(
-        "phi3",
-        200_064,
-        3072,
-        8192,
-        32,
-        "24/8",
-        max_position_embeddings=131_072,
-        original_max_position_embeddings=4096,
-        rms_norm_eps=1e-5,
-        sliding_window=262_144,
-        partial_rotary_factor=0.75,
-        rope_scaling={"type": "longrope", "short_factor": [1.0] * 48, "long_factor": _PHI_4_LONG},
-        tie_word_embeddings=True,
-    ),
+    "phi-3-mini": _config("phi3", 32_064, 3072, 8192, 32, "32/32")
+    | {"max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "sliding_window": 2047},
+    "phi-4-mini": _config("phi3", 200_064, 3072, 8192, 32, "24/8")
+    | {
+        "max_position_embeddings": 131_072,
+        "original_max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-5,
+        "sliding_window": 262_144,
+        "partial_rotary_factor": 0.75,
+        "rope_scaling": {"type": "longrope", "short_factor": [1.0] * 48, "long_factor": _PHI_4_LONG},
+        "tie_word_embeddings": True,
+    },
     "gpt2": {
         "model_type": "gpt2",
         "vocab_size": 50_257,
@@ -301,17 +225,7 @@ CONFIGS: dict[str, Config] = {
         "n_head": 12,
         "n_positions": 1024,
     },
-    "olmo-2-7b": _config(
-        "olmo2",
-        100_352,
-        4096,
-        11_008,
-        32,
-        "32/32",
-        max_position_embeddings=4096,
-        rope_theta=500_000.0,
-        rms_norm_eps=1e-6,
-    ),
+    "olmo-2-7b": _decoder("olmo2", 100_352, 4096, 11_008, 32, "32/32", context=4096, theta=500_000.0, eps=1e-6),
     "gpt-oss-20b": _gpt_oss(layers=24, experts=32),
     "gpt-oss-120b": _gpt_oss(layers=36, experts=128),
     "deepseek-v2-lite": _deepseek(
@@ -370,7 +284,7 @@ CONFIGS: dict[str, Config] = {
         "qwen3_next",
         *(151_936, 2048, 5120, 48, "16/2/256"),
         context=262_144,
-        rope_theta=1e7,
+        theta=1e7,
         linear_num_value_heads=32,
         linear_num_key_heads=16,
         linear_key_head_dim=128,

@@ -1,12 +1,24 @@
 """The sizes every decoder has, read from either kind of file, and the parts of a spec that follow from them alone."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from penstock.errors import ModelFileError
 from penstock.runtime.models.fields import MAX_CONTEXT, Fields
 from penstock.runtime.models.positions import scaled_context
-from penstock.runtime.models.spec import GQA, Activation, Layer, ModelSpec, Norm, Rope
+from penstock.runtime.models.spec import (
+    GQA,
+    MLP,
+    Activation,
+    GatedMLP,
+    Layer,
+    ModelSpec,
+    MoE,
+    Norm,
+    NormPlacement,
+    Rope,
+)
 
 MAX_LAYERS = 2048
 MAX_HIDDEN = 2**18
@@ -62,6 +74,17 @@ class DecoderShape:
             tied_embedding=self.tied,
         )
 
+    def alike(self, architecture: str, attention: GQA, mlp: MLP, norms: NormPlacement = "pre") -> ModelSpec:
+        """A model whose layers are all the same."""
+        return self.model(architecture, [Layer(attention, mlp, norms)] * self.num_layers)
+
+
+def local_layers(
+    attention: GQA, mlp: MLP, window: int | None, is_local: Iterable[bool], norms: NormPlacement = "pre"
+) -> list[Layer]:
+    """Layers that are alike but for the window that some have."""
+    return [Layer(replace(attention, window=window if here else None), mlp, norms) for here in is_local]
+
 
 def shape_from_config(fields: Fields, *, tied: bool = False) -> DecoderShape:
     """The names nearly every Hugging Face config shares; `tied` is what counts where it does not say."""
@@ -108,6 +131,12 @@ def checked(fields: Fields, shape: DecoderShape) -> DecoderShape:
 
 def num_experts(fields: Fields, name: str, num_layers: int) -> int:
     return fields.whole(name, 1, MAX_EXPERTS // num_layers)
+
+
+def mixture(fields: Fields, name: str, shape: DecoderShape, expert: GatedMLP, **how: Any) -> MoE:
+    """Experts as many as a field says, of which each token has `num_experts_per_tok`."""
+    count = num_experts(fields, name, shape.num_layers)
+    return MoE(count, fields.whole("num_experts_per_tok", 1, count), expert, **how)
 
 
 def activation(fields: Fields, name: str = "hidden_act", default: str | None = "silu") -> Activation:

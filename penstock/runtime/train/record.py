@@ -1,14 +1,13 @@
 """Hidden states of whole texts, recorded from a runner's own steps while it generates, or while it computes known texts."""
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from penstock.runtime.core.batch import Arrival, Batch, Chunk, StepOutput
+from penstock.runtime.core.batch import Arrival, Batch, Chunk
 from penstock.runtime.core.request import SamplingParams
-from penstock.runtime.execution.heads.states import StateSink
+from penstock.runtime.execution.eager.runner import StepRunner
 from penstock.runtime.train.examples import Example
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -71,22 +70,10 @@ class AnswerRecorder:
             self._kept[tuple(self._prompts.pop(row))] = self._states.pop(row)
 
 
-class RecordedTicket(Protocol):
-    def result(self) -> StepOutput: ...
-
-
-class RecordedRunner(Protocol):
-    """A runner with a row and blocks for one text."""
-
-    states: StateSink | None
-
-    def launch(self, batch: Batch) -> RecordedTicket: ...
-
-
 def record(
-    runner: RecordedRunner, transcripts: Sequence[Transcript], num_blocks: int, progress: Callable[[int, int], None]
+    runner: StepRunner, transcripts: Sequence[Transcript], num_blocks: int, progress: Callable[[int, int], None]
 ) -> list[Example]:
-    """Compute every text in one step. The runner's blocks are reused for each."""
+    """Compute every text in one step, by a runner with a row and blocks for one; each reuses them."""
     recorder = Recorder()
     runner.states = recorder
     examples = []

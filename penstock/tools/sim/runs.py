@@ -104,7 +104,8 @@ class RunPlan(StepPlan):
         end = start + 1 + num_more
         growth = Grown()
         if num_more or not start % self._limits.block_size:
-            grown = self.grow_decode(sequence, end, end - 1 if num_more else sequence.num_computed)
+            computed = end - 1 if num_more else sequence.num_computed
+            grown = self.grow_decode(sequence, end, computed, has_drafts=False)
             if grown is None:
                 return
             growth = grown

@@ -19,7 +19,7 @@ from penstock.runtime.execution.eager.runner import ModelRunner
 from penstock.runtime.execution.native.load import load_native
 from penstock.runtime.execution.native.runner import NativeRunner
 from penstock.runtime.execution.parallel.adapters import FollowingAdapters, LeadingAdapters
-from penstock.runtime.execution.parallel.frames import encode_step
+from penstock.runtime.execution.parallel.frames import NO_MORE, encode
 from penstock.runtime.execution.parallel.native import load_native_part
 from penstock.runtime.execution.parallel.part import ModelPart, rank_runner
 from penstock.runtime.execution.parallel.runner import LeadingRunner, follow
@@ -73,7 +73,7 @@ def over_ranks(ranks: Ranks, make: Any, paths: list[str], shape: Any = SHAPE) ->
             leading = LeadingRunner(runner, world, network.spec.vocab_size)
             return answers(leading, LeadingAdapters(slots, world), paths, shape)
         finally:
-            world.broadcast(encode_step(None))
+            world.broadcast(encode(NO_MORE))
 
     found, *_ = in_ranks(ranks, run)
     assert found is not None

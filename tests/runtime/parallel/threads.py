@@ -11,7 +11,7 @@ from typing import TypeVar
 import torch
 
 from penstock.errors import RankLostError
-from penstock.runtime.execution.parallel.frames import encode_step
+from penstock.runtime.execution.parallel.frames import NO_MORE, encode
 from penstock.runtime.execution.parallel.part import ModelPart, rank_runner
 from penstock.runtime.execution.parallel.runner import LeadingRunner, follow
 from penstock.runtime.execution.parallel.stage import StagedDecoder
@@ -67,7 +67,7 @@ def lead(ranks: Ranks, folder: Path, arena: tuple[int, int, int, int], body: Cal
         try:
             return body(LeadingRunner(runner, world, ModelFiles(str(folder), folder).spec.vocab_size))
         finally:
-            world.broadcast(encode_step(None))
+            world.broadcast(encode(NO_MORE))
 
     result, *_ = in_ranks(ranks, run)
     assert result is not None

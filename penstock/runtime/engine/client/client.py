@@ -32,7 +32,6 @@ from penstock.runtime.engine.tiers.sessions import CacheAnswer, CacheOrder
 from penstock.runtime.engine.wire import (
     Beat,
     BlocksChanged,
-    CacheTold,
     Command,
     Embedded,
     EmbedPrompts,
@@ -311,7 +310,8 @@ class EngineClient:
                 self._pulse.beat(num_loops, self._pulse.heard_s, is_busy=is_busy)
             case Embedded(request_id, vectors, message):
                 self._answer(request_id, EngineError(message) if message else vectors)
-            case Ordered(answers) | CacheTold(answers):
+            case Ordered(adapters, sessions):
+                answers: tuple[AdapterAnswer | CacheAnswer, ...] = (*adapters, *sessions)
                 for one in answers:
                     self._answer(one.order_id, one)
             case Phase(name, seconds):

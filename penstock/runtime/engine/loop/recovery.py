@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from penstock.errors import EngineError
-from penstock.runtime.core.batch import Batch, StepOutput
+from penstock.runtime.core.batch import Batch, StepOutput, joined
 from penstock.runtime.core.runner import Ticket
 
 Launch = Callable[[Batch], Ticket]
@@ -90,21 +90,7 @@ class StepRecovery:
             return StepOutput(tokens=((),), failures=((0, _describe(error)),))
         middle = len(batch.chunks) // 2
         parts = [batch.only(range(middle)), batch.only(range(middle, len(batch.chunks)))]
-        return _joined(parts, [self._compute(part, launch) for part in parts])
-
-
-def _joined(parts: list[Batch], outputs: list[StepOutput]) -> StepOutput:
-    """One output for a batch that was computed in parts."""
-    failures: list[tuple[int, str]] = []
-    columns: dict[str, list[tuple[object, ...]]] = {"tokens": [], "drafts": [], "logprobs": [], "prompt_logprobs": []}
-    offset = 0
-    for part, output in zip(parts, outputs, strict=True):
-        for name, column in columns.items():
-            column.extend(getattr(output, name) or ((),) * len(part.chunks))
-        failures.extend((offset + index, message) for index, message in output.failures)
-        offset += len(part.chunks)
-    filled = {name: tuple(column) if any(column) or name == "tokens" else () for name, column in columns.items()}
-    return StepOutput(failures=tuple(failures), **filled)  # type: ignore[arg-type]
+        return joined([self._compute(part, launch) for part in parts], [len(part.chunks) for part in parts])
 
 
 def _spread(output: StepOutput, indices: tuple[int, ...], num_chunks: int) -> StepOutput:

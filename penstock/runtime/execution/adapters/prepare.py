@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from penstock.errors import ModelFileError
 from penstock.runtime.execution.adapters.pinned import PinnedNumbers, PinnedPieces
-from penstock.runtime.execution.load.adapters import TABLES, Adapter, reading_threads
+from penstock.runtime.execution.load.adapters import TABLES, Adapter, ReadyAdapter, reading_threads
 from penstock.runtime.execution.load.low_rank import LowRank
 from penstock.runtime.layers.adapted.linear import LoraLinear
 from penstock.runtime.layers.adapted.table import LoraTable
@@ -35,7 +35,7 @@ class FileLayout(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class PreparedAdapter:
+class PreparedAdapter(ReadyAdapter):
     """What a slot is filled with."""
 
     adapter: Adapter
@@ -49,18 +49,6 @@ class PreparedAdapter:
     """float32 [outputs of all linears], where it is a DoRA."""
     layout: FileLayout | None = None
     """Where its numbers are a file's own: where they go."""
-
-    @property
-    def digest(self) -> str:
-        return self.adapter.digest
-
-    @property
-    def path(self) -> str:
-        return self.adapter.path
-
-    @property
-    def base(self) -> str:
-        return self.adapter.base
 
     @property
     def num_bytes(self) -> int:

@@ -158,18 +158,13 @@ def _medusa(files: HeadFiles, spec: ModelSpec, target: HeadTarget, store: StateS
     num_choices = spec.vocab_size if tokens is None else len(tokens)
     for head in range(len(numbers)):
         depth = sum(1 for name in files.tensors if re.match(rf"{head}\.\d+\.linear\.weight$", name))
+        names = [f"{head}.{block}.linear." for block in range(depth)]
         blocks.append(
-            [
-                target.hold(
-                    files.tensor(f"{head}.{block}.linear.weight", size, size),
-                    files.optional(f"{head}.{block}.linear.bias", size),
-                )
-                for block in range(depth)
-            ]
+            [target.hold(files.tensor(f"{at}weight", size, size), files.optional(f"{at}bias", size)) for at in names]
         )
         output = files.optional(f"{head}.{depth}.weight", num_choices, size)
         if output is not None:
-            own.append(target.own_chooser(output))
+            own.append(target.hold(output).likeliest)
     if own and len(own) != len(blocks):
         raise ConfigError(f"{files.folder} has output matrices for {len(own)} of {len(blocks)} heads; it is incomplete")
     choosers = own or [target.chooser(tokens)]
@@ -184,18 +179,14 @@ def _eagle(files: HeadFiles, spec: ModelSpec, target: HeadTarget, store: StateSo
     shape = eagle_shape(files.config, spec)
     size, width = shape.hidden_size, shape.intermediate_size
     kv_size, at = shape.num_kv_heads * shape.head_dim, files.tensor
-    biases = [
-        files.optional(f"{ATTENTION}{part}_proj.bias", rows)
-        for part, rows in (("q", size), ("k", kv_size), ("v", kv_size))
-    ]
-    qkv = [
-        at(f"{ATTENTION}{part}_proj.weight", rows, size) for part, rows in (("q", size), ("k", kv_size), ("v", kv_size))
-    ]
+    parts_of_qkv = ("q", size), ("k", kv_size), ("v", kv_size)
+    biases = [files.optional(f"{ATTENTION}{part}_proj.bias", rows) for part, rows in parts_of_qkv]
+    qkv = [at(f"{ATTENTION}{part}_proj.weight", rows, size) for part, rows in parts_of_qkv]
     parts = EagleParts(
         fc_token=target.hold(at("fc.weight", size, 2 * size)[:, :size].contiguous()),
         fc_state=target.hold(at("fc.weight", size, 2 * size)[:, size:].contiguous(), files.optional("fc.bias", size)),
         qkv=target.hold(
-            torch.cat(qkv), None if None in biases else torch.cat([bias for bias in biases if bias is not None])
+            torch.cat(qkv), None if None in biases else torch.cat([one for one in biases if one is not None])
         ),
         out=target.hold(at(f"{ATTENTION}o_proj.weight", size, size)),
         gate_up=target.hold(torch.cat([at(f"{MLP}{part}_proj.weight", width, size) for part in ("gate", "up")])),

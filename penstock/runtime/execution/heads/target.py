@@ -17,14 +17,20 @@ from penstock.runtime.layers.decoder import Decoder
 from penstock.runtime.ops.cpu import library as native
 from penstock.runtime.ops.packed import GROUP, Grouped, pack, quantize, unpack
 
+Chooser = Callable[[Tensor], list[int]]
+"""Gives the place of the likeliest output for each row of x [rows, hidden]; -1 where numbers are not finite."""
+
 
 class Projection(Protocol):
     def __call__(self, x: Tensor) -> Tensor:
         """x [rows, inputs] times a matrix, in float32."""
 
 
-Chooser = Callable[[Tensor], list[int]]
-"""Gives the place of the likeliest output for each row of x [rows, hidden]; -1 where numbers are not finite."""
+class HeldMatrix(Projection, Protocol):
+    """A matrix of a head's own."""
+
+    def likeliest(self, x: Tensor) -> list[int]:
+        """As a `Chooser` does."""
 
 
 class HeadTarget(Protocol):
@@ -35,14 +41,11 @@ class HeadTarget(Protocol):
     def embed(self, token_ids: Tensor) -> Tensor:
         """Embeddings [tokens, hidden] in float32, scaled as the model scales them."""
 
-    def hold(self, weight: Tensor, bias: Tensor | None = None) -> Projection:
-        """A head's own matrix."""
+    def hold(self, weight: Tensor, bias: Tensor | None = None) -> HeldMatrix:
+        """Held as the model's own matrices are."""
 
     def chooser(self, token_ids: Tensor | None) -> Chooser:
         """Chooses among some tokens, or all, by the model's own output matrix."""
-
-    def own_chooser(self, weight: Tensor) -> Chooser:
-        """Chooses by a matrix of the head's own."""
 
     def output_rows(self, token_ids: Tensor) -> Tensor:
         """Rows of the model's output matrix, in float32."""
@@ -96,7 +99,7 @@ class NativeTarget:
         rows = self._embedding.take(token_ids).dequantize()
         return rows if self._scale == 1.0 else rows * self._scale
 
-    def hold(self, weight: Tensor, bias: Tensor | None = None) -> Projection:
+    def hold(self, weight: Tensor, bias: Tensor | None = None) -> HeldMatrix:
         if weight.shape[1] % GROUP:
             return FloatProjection(weight, bias, self.device)
         return NativeProjection(self._model.library, quantize(weight), bias)
@@ -109,11 +112,6 @@ class NativeTarget:
 
     def output_rows(self, token_ids: Tensor) -> Tensor:
         return unpack(self._model.matrix("output")).take(token_ids).dequantize()
-
-    def own_chooser(self, weight: Tensor) -> Chooser:
-        if weight.shape[1] % GROUP:
-            return FloatProjection(weight, None, self.device).likeliest
-        return NativeProjection(self._model.library, quantize(weight), None).likeliest
 
 
 class FloatTarget:
@@ -129,7 +127,7 @@ class FloatTarget:
     def embed(self, token_ids: Tensor) -> Tensor:
         return _floats(self._embedding.weight)[token_ids].float() * self._scale
 
-    def hold(self, weight: Tensor, bias: Tensor | None = None) -> Projection:
+    def hold(self, weight: Tensor, bias: Tensor | None = None) -> HeldMatrix:
         return FloatProjection(weight, bias, self.device)
 
     def chooser(self, token_ids: Tensor | None) -> Chooser:
@@ -144,9 +142,6 @@ class FloatTarget:
     def output_rows(self, token_ids: Tensor) -> Tensor:
         rows: Tensor = _floats(self._output.weight)[token_ids].float()
         return rows
-
-    def own_chooser(self, weight: Tensor) -> Chooser:
-        return FloatProjection(weight, None, self.device).likeliest
 
 
 def _plain(matrix: nn.Module) -> nn.Module:

@@ -102,6 +102,25 @@ class Adapter:
         return sum(tensor.numel() for tensor in (*self.tables.values(), *parts))
 
 
+class ReadyAdapter:
+    """What a bank makes of an adapter goes by its names. `adapter` is what of it is still to be looked at."""
+
+    __slots__ = ()
+    adapter: Adapter
+
+    @property
+    def digest(self) -> str:
+        return self.adapter.digest
+
+    @property
+    def path(self) -> str:
+        return self.adapter.path
+
+    @property
+    def base(self) -> str:
+        return self.adapter.base
+
+
 @dataclass(slots=True)
 class Module:
     """The tensors of one module, by what they are."""
@@ -300,11 +319,14 @@ class AdapterReading:
             raise ModelFileError(
                 f"{quoted(module.name)} has matrices of {list(a.shape)} and {list(b.shape)}; ranks differ"
             )
+        self._check_rank(module, rank)
+        return rank
+
+    def _check_rank(self, module: Module, rank: int) -> None:
         if not 1 <= rank <= self._max_rank:
             raise ModelFileError(
                 f"{quoted(module.name)} has rank {rank}; at most {self._max_rank} (--max-adapter-rank)"
             )
-        return rank
 
     def _take_whole(self, module: Module, leaf: str | None) -> None:
         """A matrix of `modules_to_save`, in place of the base's."""
@@ -336,10 +358,7 @@ class AdapterReading:
         rank, width = len(a) // mlp.num_experts, mlp.expert.width
         is_first = (len(b), a.shape[1]) == (2 * width, self._spec.hidden_size)
         recipe = self._recipes[f"layers.{number}.mlp.experts.{'gate_up' if is_first else 'down'}.weight"]
-        if rank > self._max_rank:
-            raise ModelFileError(
-                f"{quoted(module.name)} has rank {rank}; at most {self._max_rank} (--max-adapter-rank)"
-            )
+        self._check_rank(module, rank)
         if not isinstance(recipe, Stack):
             raise ModelFileError(f"adapters of the experts of {self._spec.architecture} are not served")
         lefts = b.view(len(b), rank, mlp.num_experts).permute(2, 0, 1) * self._settings.scale(module.name, rank)

@@ -63,47 +63,23 @@ def group_recipe(recipe: recipes.Recipe, checkpoint: Checkpoint, audit: TensorAu
 
 def is_quantized(recipe: recipes.Recipe, checkpoint: Checkpoint) -> bool:
     """All its numbers are stored in fewer bits than floats have."""
-    match recipe:
-        case (
-            recipes.Awq()
-            | recipes.Gptq()
-            | recipes.PackQuantized()
-            | recipes.ScaledBytes()
-            | recipes.Nf4()
-            | recipes.Mxfp4()
-        ):
-            return True
-        case recipes.Concat(parts) | recipes.Stack(parts):
-            return all(is_quantized(part, checkpoint) for part in parts)
-        case recipes.Take(part) | recipes.HalvesPaired(part):
-            return is_quantized(part, checkpoint)
-        case _:
-            return all(checkpoint.tensor(name).dtype not in UNQUANTIZED for name in recipes.sources(recipe))
+    return all(
+        isinstance(part, recipes.Coded | recipes.Mxfp4)
+        or all(checkpoint.tensor(name).dtype not in UNQUANTIZED for name in recipes.sources(part))
+        for part in recipes.row_parts(recipe)
+    )
 
 
 def has_order(recipe: recipes.Recipe, checkpoint: Checkpoint) -> bool:
     """Some of its rows take their inputs in another order than they come."""
-    match recipe:
-        case recipes.Gptq():
-            source = open_recipe(recipe, checkpoint, TensorAudit())
-            return isinstance(source, IntegerMatrix) and source.order is not None
-        case recipes.Concat(parts) | recipes.Stack(parts):
-            return any(has_order(part, checkpoint) for part in parts)
-        case recipes.Take(part) | recipes.HalvesPaired(part):
-            return has_order(part, checkpoint)
-        case _:
-            return False
+    ordered = (part for part in recipes.row_parts(recipe) if isinstance(part, recipes.Gptq))
+    sources = (open_recipe(part, checkpoint, TensorAudit()) for part in ordered)
+    return any(isinstance(source, IntegerMatrix) and source.order is not None for source in sources)
 
 
 def rounds_inputs(recipe: recipes.Recipe) -> bool:
     """All of it was made to be multiplied with rows of 8 bits."""
-    match recipe:
-        case recipes.Concat(parts) | recipes.Stack(parts):
-            return all(rounds_inputs(part) for part in parts)
-        case recipes.Take(part) | recipes.HalvesPaired(part):
-            return rounds_inputs(part)
-        case _:
-            return isinstance(recipe, recipes.ScaledBytes) and recipe.rounds
+    return all(isinstance(part, recipes.ScaledBytes) and part.rounds for part in recipes.row_parts(recipe))
 
 
 def _group_tensor(raw: RawTensor, audit: TensorAudit) -> Grouped:

@@ -5,7 +5,9 @@ with little memory beside its own. Numbers that are not finite are refused where
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -55,9 +57,9 @@ def open_recipe(recipe: recipes.Recipe, checkpoint: Checkpoint, audit: TensorAud
         case recipes.HalvesPaired():
             return Paired(part(recipe.part), recipe.num_heads)
         case recipes.Plus():
-            return Shifted(part(recipe.part), recipe.constant)
+            return Changed(part(recipe.part), partial(torch.add, other=recipe.constant))
         case recipes.Times():
-            return Multiplied(part(recipe.part), recipe.factor)
+            return Changed(part(recipe.part), partial(torch.mul, other=recipe.factor))
         case recipes.Mxfp4():
             return Mxfp4Source(_in_blocks(raw(recipe.blocks), raw(recipe.scales)), raw(recipe.scales), audit)
         case recipes.Awq() | recipes.Gptq() | recipes.PackQuantized():
@@ -214,35 +216,21 @@ class Paired:
 
 
 @dataclass(frozen=True, slots=True)
-class Shifted:
+class Changed:
+    """Every number changed alike."""
+
     part: Source
-    constant: float
+    change: Callable[[Tensor], Tensor]
 
     @property
     def shape(self) -> tuple[int, ...]:
         return self.part.shape
 
     def item(self, index: int) -> Source:
-        return replace(self, part=self.part.item(index))
+        return Changed(self.part.item(index), self.change)
 
     def read(self, start: int, stop: int) -> Tensor:
-        return self.part.read(start, stop) + self.constant
-
-
-@dataclass(frozen=True, slots=True)
-class Multiplied:
-    part: Source
-    factor: float
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.part.shape
-
-    def item(self, index: int) -> Source:
-        return replace(self, part=self.part.item(index))
-
-    def read(self, start: int, stop: int) -> Tensor:
-        return self.part.read(start, stop) * self.factor
+        return self.change(self.part.read(start, stop))
 
 
 @dataclass(frozen=True, slots=True)

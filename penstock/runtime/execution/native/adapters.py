@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from penstock.errors import ConfigError, ModelFileError
-from penstock.runtime.execution.load.adapters import Adapter
+from penstock.runtime.execution.load.adapters import Adapter, ReadyAdapter
 from penstock.runtime.execution.load.low_rank import LowRank
 from penstock.runtime.execution.load.magnitudes import AddUp, with_factors
 from penstock.runtime.execution.native.decoder import NativeDecoder
@@ -30,7 +30,7 @@ MATRICES = ("attention.qkv", "attention.out", "mlp.gate_up", "mlp.down")
 
 
 @dataclass(frozen=True, slots=True)
-class NativeNumbers:
+class NativeNumbers(ReadyAdapter):
     """An adapter as the library reads it, for as long as this is held."""
 
     adapter: Adapter
@@ -39,18 +39,6 @@ class NativeNumbers:
     shrunk_size: int
     described: native.NativeAdapter
     held: tuple[Tensor, ...]
-
-    @property
-    def digest(self) -> str:
-        return self.adapter.digest
-
-    @property
-    def path(self) -> str:
-        return self.adapter.path
-
-    @property
-    def base(self) -> str:
-        return self.adapter.base
 
     @property
     def num_bytes(self) -> int:
@@ -71,13 +59,13 @@ class NativeBank:
         self._is_cut = is_cut
         self._order = gate_order(model.spec)
         self._slots: dict[int, NativeNumbers] = {}
-        self._outputs: dict[int, LowRank] = {}
-        self._heads: dict[int, Tensor] = {}
+        self._outputs: dict[int, Adapter] = {}
+        """Of slots that bring an output matrix, or change the model's."""
         self.shrunk_size = 1
         self.addresses = np.zeros(num_slots + 1, dtype=np.uint64)
 
     def is_plain(self, slot: int) -> bool:
-        return slot not in self._outputs and slot not in self._heads
+        return slot not in self._outputs
 
     def read(self, path: str, spec: ModelSpec, max_rank: int, shard: ModelShard | None) -> None:
         """Numbers are laid out anew for the library."""
@@ -109,11 +97,8 @@ class NativeBank:
 
     def put(self, slot: int, numbers: NativeNumbers) -> None:
         """Numbers stay where they are: a slot is an address."""
-        output = numbers.adapter.changes.get("output", (None,))[0]
-        if output is not None:
-            self._outputs[slot] = output
-        if "output" in numbers.adapter.tables:
-            self._heads[slot] = numbers.adapter.tables["output"]
+        if numbers.adapter.changes or numbers.adapter.tables:
+            self._outputs[slot] = numbers.adapter
         self._slots[slot] = numbers
         self.shrunk_size = max(self.shrunk_size, numbers.shrunk_size)
         self.addresses[slot] = ctypes.addressof(numbers.described)
@@ -122,20 +107,19 @@ class NativeBank:
         self.addresses[slot] = 0
         self._slots.pop(slot, None)
         self._outputs.pop(slot, None)
-        self._heads.pop(slot, None)
 
     def adapt_scores(self, scores: Tensor, hidden: Tensor, slots: Tensor) -> Tensor:
         """Scores of these slots' rows as their own output matrices make them."""
         softcap = self._model.spec.logit_softcap
-        for slot in self._outputs.keys() | self._heads.keys():
+        for slot, adapter in self._outputs.items():
             at = torch.where(slots == slot)[0]
             if not len(at):
                 continue
             if softcap:
                 raise ModelFileError("adapters of the output matrix of a model with capped scores are not served")
-            if slot in self._heads:
-                scores[at] = functional.linear(hidden[at], self._heads[slot])
-            change = self._outputs.get(slot)
+            if "output" in adapter.tables:
+                scores[at] = functional.linear(hidden[at], adapter.tables["output"])
+            change = adapter.changes.get("output", (None,))[0]
             if change is not None:
                 if change.scales is not None:
                     scores[at] *= change.scales

@@ -107,11 +107,11 @@ class NativeForward:
         self._run(starts)
         made: LikeliestDrawn | States
         if self._step.draws:
-            made = LikeliestDrawn(self._numbers.unpack_from(self._found), self._states, sum(lengths))
+            made = LikeliestDrawn(self._numbers.unpack_from(self._found), self.hidden, sum(lengths))
         else:
             *begins, num_tokens = accumulate(lengths, initial=0)
             kind = AllowedStates if is_plain and (plan.is_masked_argmax or plan.is_pure_argmax) else States
-            made = kind(self._states[:num_tokens], chunks, begins, self, self._sampler)
+            made = kind(self.hidden[:num_tokens], chunks, begins, self, self._sampler)
         if made.ruined:
             self._clear([(rows[index], starts[index], lengths[index]) for index in made.ruined])
         return made
@@ -138,11 +138,6 @@ class NativeForward:
         self._pointers[list(rows)] = bank.addresses[adapters.of(rows)]
         self._adaptation.shrunk_size = bank.shrunk_size
         return all(bank.is_plain(slot) for slot in slots)
-
-    @property
-    def hidden(self) -> Tensor:
-        """Final states of the last step's tokens, one after another; the next step writes over them."""
-        return self._states
 
     def let_yield(self, *, yields: bool) -> None:
         """Steps may be interrupted from now on, or not."""
@@ -174,7 +169,7 @@ class NativeForward:
         self._step.num_blocks = self._num_blocks_at
         self._step.draws = False
         self._run(starts)
-        drawn = self._decoder.likeliest(self._states[:num_tokens]).tolist()
+        drawn = self._decoder.likeliest(self.hidden[:num_tokens]).tolist()
         known = self._known
         kept, first = [], 0
         for row, start, width in zip(rows, starts, widths):
@@ -207,8 +202,9 @@ class NativeForward:
     def _make_states(self, count: int) -> None:
         """Place for so many tokens' hidden states; torch is asked where it lies here and not in every step."""
         self._num_states = count
-        self._states = torch.empty((count, self._decoder.spec.hidden_size))
-        self._step.hidden = self._states.data_ptr()
+        self.hidden = torch.empty((count, self._decoder.spec.hidden_size))
+        """Final states of the last step's tokens, one after another; the next step writes over them."""
+        self._step.hidden = self.hidden.data_ptr()
 
     def _expect(self, count: int) -> None:
         """So many chunks a step, until told otherwise."""

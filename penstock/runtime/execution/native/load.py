@@ -19,7 +19,7 @@ from penstock.runtime.models import weights as recipes
 from penstock.runtime.models.spec import GatedMLP, ModelSpec
 from penstock.runtime.models.weights import sources
 from penstock.runtime.ops.cpu.library import Library, open_library
-from penstock.runtime.ops.packed import GROUP, Grouped, pack
+from penstock.runtime.ops.packed import GROUP, pack
 
 MOST_BYTES_PER_WEIGHT = 2
 """Weights of 8 bits have scales besides, and rows are filled up to whole tiles."""
@@ -58,7 +58,8 @@ def fill_native(recipes: recipes.Recipes, checkpoint: Checkpoint, spec: ModelSpe
     for name, recipe in recipes.items():
         leaves = TensorAudit()
         if len(open_recipe(recipe, checkpoint, leaves).shape) == 2:
-            matrix = _ordered(name, group_recipe(recipe, checkpoint, leaves), spec)
+            matrix = group_recipe(recipe, checkpoint, leaves)
+            matrix = matrix.take(gate_order(spec)) if name.endswith("gate_up.weight") else matrix
             packed = pack(matrix if rounds and name.startswith("layers.") else replace(matrix, rounds=False))
             matrices[name] = replace(packed, data=arena.keep(packed.data))
         else:
@@ -81,10 +82,6 @@ def _vector(name: str, recipe: recipes.Recipe, checkpoint: Checkpoint, leaves: T
     source = open_recipe(recipe, checkpoint, leaves)
     values = source.read(0, source.shape[0]).float().contiguous()
     return values[gate_order(spec)] if name.endswith("gate_up.bias") else values
-
-
-def _ordered(name: str, matrix: Grouped, spec: ModelSpec) -> Grouped:
-    return matrix.take(gate_order(spec)) if name.endswith("gate_up.weight") else matrix
 
 
 def gate_order(spec: ModelSpec) -> Tensor:

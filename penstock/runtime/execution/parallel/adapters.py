@@ -16,7 +16,7 @@ from torch import Tensor
 
 from penstock.errors import ModelFileError, PenstockError, RankLostError
 from penstock.runtime.execution.adapters.slots import AdapterSlots
-from penstock.runtime.execution.parallel.frames import AdapterWord, encode_word
+from penstock.runtime.execution.parallel.frames import AdapterWord, Announcement, encode
 from penstock.runtime.execution.parallel.world import World
 
 LOOK_S = 0.002
@@ -34,19 +34,16 @@ class LeadingAdapters:
 
     def __init__(self, slots: AdapterSlots, world: World) -> None:
         self._slots = slots
+        self.num_slots = slots.num_slots
         self._world = world
         self._num_asked = 0
         self._asked: dict[str, int] = {}
         """The number under which the others say what came of a path."""
 
-    @property
-    def num_slots(self) -> int:
-        return self._slots.num_slots
-
     def expect(self, path: str) -> None:
         self._num_asked += 1
         self._asked[path] = self._num_asked
-        self._world.broadcast(encode_word(AdapterWord("read", path, number=self._num_asked)))
+        self._world.broadcast(encode(Announcement(adapter=AdapterWord("read", path, number=self._num_asked))))
 
     def read(self, path: str) -> Any:
         number = self._asked.pop(path)
@@ -65,11 +62,11 @@ class LeadingAdapters:
         return adapter
 
     def place(self, adapter: Any) -> None:
-        self._world.broadcast(encode_word(AdapterWord("place", adapter.path, adapter.digest)))
+        self._world.broadcast(encode(Announcement(adapter=AdapterWord("place", adapter.path, adapter.digest))))
         self._slots.place(adapter)
 
     def remove(self, digest: str) -> None:
-        self._world.broadcast(encode_word(AdapterWord("remove", "", digest)))
+        self._world.broadcast(encode(Announcement(adapter=AdapterWord("remove", "", digest))))
         self._slots.remove(digest)
 
 

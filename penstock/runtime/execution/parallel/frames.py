@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 from functools import cache
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from penstock.errors import RankLostError
 from penstock.runtime.core.batch import Batch, StepOutput
+
+T = TypeVar("T")
 
 
 class FilledMasks(NamedTuple):
@@ -45,41 +47,23 @@ class AdapterWord(NamedTuple):
 class Announcement(NamedTuple):
     """A step as it is sent to every rank, or word of an adapter. Without either there are no more."""
 
-    batch: Batch | None
+    batch: Batch | None = None
     masks: FilledMasks | None = None
     adapter: AdapterWord | None = None
 
 
-def encode_step(batch: Batch | None, masks: FilledMasks | None = None) -> bytes:
-    return _encoded(Announcement(batch, masks))
+NO_MORE = Announcement()
 
 
-def encode_word(word: AdapterWord) -> bytes:
-    return _encoded(Announcement(None, None, word))
-
-
-def decode_step(frame: bytes) -> Announcement:
-    announcement: Announcement = _decoded(frame, Announcement)
-    return announcement
-
-
-def encode_output(output: StepOutput) -> bytes:
-    return _encoded(output)
-
-
-def decode_output(frame: bytes) -> StepOutput:
-    output: StepOutput = _decoded(frame, StepOutput)
-    return output
-
-
-def _encoded(value: Any) -> bytes:
+def encode(value: Announcement | StepOutput) -> bytes:
     data: bytes = _encoder().encode(value)
     return data
 
 
-def _decoded(frame: bytes, type_: type) -> Any:
+def decode(frame: bytes, type_: type[T]) -> T:
     try:
-        return _decoder(type_).decode(frame)
+        value: T = _decoder(type_).decode(frame)  # type: ignore[arg-type]  # classes are hashable
+        return value
     except Exception as error:  # whatever a malformed frame makes of the decoder
         raise RankLostError(f"a frame between ranks is malformed: {type(error).__name__}") from error
 

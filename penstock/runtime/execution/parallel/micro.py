@@ -3,7 +3,7 @@
 Every rank cuts the same batch alike. Chunks keep their order, since one may read what an earlier one has written.
 """
 
-from penstock.runtime.core.batch import Batch, StepOutput
+from penstock.runtime.core.batch import Batch
 
 
 def micro_batches(batch: Batch, count: int) -> list[Batch]:
@@ -18,22 +18,3 @@ def micro_batches(batch: Batch, count: int) -> list[Batch]:
     filled = [part for part in parts if part] or [[]]
     first, *rest = (batch.only(part) for part in filled)
     return [first, *(part._replace(copies=()) for part in rest)]
-
-
-def joined(outputs: list[StepOutput], sizes: list[int]) -> StepOutput:
-    """One output of a step that was computed in parts of so many chunks."""
-    if len(outputs) == 1:
-        return outputs[0]
-    failures: list[tuple[int, str]] = []
-    begin = 0
-    for output, size in zip(outputs, sizes, strict=True):
-        failures += [(begin + index, message) for index, message in output.failures]
-        begin += size
-
-    def column(name: str) -> tuple[tuple[object, ...], ...]:
-        filled = [getattr(output, name) or ((),) * size for output, size in zip(outputs, sizes)]
-        whole = tuple(entry for part in filled for entry in part)
-        return whole if any(whole) or name == "tokens" else ()
-
-    columns = {name: column(name) for name in ("tokens", "drafts", "logprobs", "prompt_logprobs")}
-    return StepOutput(**columns, failures=tuple(failures))  # type: ignore[arg-type]

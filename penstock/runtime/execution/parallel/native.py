@@ -42,12 +42,9 @@ def load_native_part(
     check_all_used(checkpoint.names, used, shard.whole)
     weights = fill_native(own, checkpoint, shard.spec)
     if shard.place.tensor_index:
-        weights = NativeWeights(weights.matrices, _without_biases(weights.vectors))
+        vectors = {name: each for name, each in weights.vectors.items() if not name.endswith(SUMMED_BIASES)}
+        weights = NativeWeights(weights.matrices, vectors)
     return NativePart(NativeDecoder(shard.spec, weights, library), shard)
-
-
-def _without_biases(vectors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: each for name, each in vectors.items() if not name.endswith(SUMMED_BIASES)}
 
 
 class NativePart:
@@ -58,8 +55,8 @@ class NativePart:
 
     def __init__(self, decoder: NativeDecoder, shard: ModelShard) -> None:
         self.spec: ModelSpec = replace(shard.spec, vocab_size=shard.whole.vocab_size)
-        self._decoder = decoder
-        self._shard = shard
+        self.decoder = decoder
+        self.shard = shard
         ranks = shard.place.ranks
         self._widths = tuple(len(ranks.place(i).vocabulary(shard.whole.vocab_size)) for i in range(ranks.tensor))
         self._world: World | None = None
@@ -79,37 +76,29 @@ class NativePart:
             raise RankLostError("this part has not joined the others")
         return self._world
 
-    @property
-    def decoder(self) -> NativeDecoder:
-        return self._decoder
-
-    @property
-    def shard(self) -> ModelShard:
-        return self._shard
-
     def adapt(self, bank: NativeBank, step: AdapterStep) -> None:
         """Tokens may have adapters from now on; `step` says which."""
         self._bank, self._adapted = bank, step
 
     def parameters(self) -> Iterator[Tensor]:
-        return self._decoder.parameters()
+        return self.decoder.parameters()
 
     def __call__(self, token_ids: Tensor, step: Step) -> Tensor:
         """The last stage's are the final hidden states; others' are what it was given."""
-        world, place = self.world, self._shard.place
+        world, place = self.world, self.shard.place
         received: Tensor | None = None
         if not place.is_first_stage:
             received = world.recv((len(token_ids), self.spec.hidden_size), torch.float32)
         sharing = native.Sharing(
             self._add_up if world.tensor.count > 1 else native.ADD_UP(),
             None if received is None else received.data_ptr(),
-            self._shard.vocabulary.start,
+            self.shard.vocabulary.start,
         )
         bank, tokens, adaptation = self._bank, self._adapted.tokens, None
         if bank is not None and tokens is not None:
             addresses = bank.addresses[tokens.slots.numpy()]  # the name keeps them alive
             adaptation = native.Adaptation(addresses.ctypes.data, bank.shrunk_size)
-        hidden = self._decoder(token_ids, step, sharing, adaptation)
+        hidden = self.decoder(token_ids, step, sharing, adaptation)
         if self._fault is not None:
             fault, self._fault = self._fault, None
             raise fault
@@ -121,12 +110,12 @@ class NativePart:
         return all_gather_columns(self._own_scores(hidden), self.world.tensor, self._widths)
 
     def _own_scores(self, hidden: Tensor) -> Tensor:
-        scores, tokens = self._decoder.scores(hidden), self._adapted.tokens
+        scores, tokens = self.decoder.scores(hidden), self._adapted.tokens
         return scores if self._bank is None or tokens is None else self._bank.adapt_scores(scores, hidden, tokens.slots)
 
     def likeliest(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """The likeliest token after each hidden state, and whether its scores are finite; no rank sees all scores."""
-        return all_reduce_likeliest(self._own_scores(hidden), self._shard.vocabulary.start, self.world.tensor)
+        return all_reduce_likeliest(self._own_scores(hidden), self.shard.vocabulary.start, self.world.tensor)
 
     def _added(self, numbers: int, count: int) -> int:
         """Called by the library in the middle of a step. Nothing may be raised through it."""

@@ -30,12 +30,13 @@ def shared(processors: Sequence[Processor], count: int) -> list[tuple[int, ...]]
         by_node.setdefault(node, {}).setdefault(core, []).append(number)
     nodes = [list(cores.values()) for cores in by_node.values()]
     if count <= len(nodes):
-        parts = [nodes[each.start : each.stop] for each in (share(len(nodes), count, index) for index in range(count))]
-        return [_numbers(core for node in part for core in node) for part in parts]
+        held = [share(len(nodes), count, index) for index in range(count)]
+        return [_numbers(core for node in nodes[each.start : each.stop] for core in node) for each in held]
     found: list[tuple[int, ...]] = []
     for place, cores in enumerate(nodes):
         num_here = len(share(count, len(nodes), place))
-        found += [_numbers(cores[slice(each.start, each.stop)]) for each in _shares(len(cores), num_here)]
+        parts = [share(len(cores), num_here, index) for index in range(num_here)]
+        found += [_numbers(cores[each.start : each.stop]) for each in parts]
     return found if all(found) and len(found) == count else []
 
 
@@ -71,10 +72,6 @@ def pin(index: int, count: int) -> int | None:
         return None
     os.sched_setaffinity(0, parts[index])
     return len({one.core for one in processors if one.number in parts[index]})
-
-
-def _shares(total: int, count: int) -> list[range]:
-    return [share(total, count, index) for index in range(count)]
 
 
 def _numbers(cores: Iterable[Sequence[int]]) -> tuple[int, ...]:

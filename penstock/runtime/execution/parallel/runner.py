@@ -14,19 +14,13 @@ from dataclasses import dataclass
 import torch
 
 from penstock.errors import RankLostError
-from penstock.runtime.core.batch import Batch, StepOutput
+from penstock.runtime.core.batch import Batch, StepOutput, joined
 from penstock.runtime.core.runner import Masks, Runner, Ticket
 from penstock.runtime.execution.eager.prompt import wants_prompt_logprobs
 from penstock.runtime.execution.eager.runner import StepRunner
 from penstock.runtime.execution.parallel.adapters import FollowingAdapters
-from penstock.runtime.execution.parallel.frames import (
-    FilledMasks,
-    decode_output,
-    decode_step,
-    encode_output,
-    encode_step,
-)
-from penstock.runtime.execution.parallel.micro import joined, micro_batches
+from penstock.runtime.execution.parallel.frames import NO_MORE, Announcement, FilledMasks, decode, encode
+from penstock.runtime.execution.parallel.micro import micro_batches
 from penstock.runtime.execution.parallel.world import World
 
 DEPTH = 2
@@ -66,7 +60,7 @@ class LeadingRunner:
         with together():
             filled = None if masks is None else self._filled(masks)
             if self._world.place.ranks.num_ranks > 1:
-                self._world.broadcast(encode_step(batch, filled))
+                self._world.broadcast(encode(Announcement(batch, filled)))
             return LeadTicket(self._runner.launch(batch, filled))
 
     def _filled(self, masks: Masks) -> FilledMasks:
@@ -76,7 +70,7 @@ class LeadingRunner:
 
     def close(self) -> None:
         """The others end."""
-        self._world.broadcast(encode_step(None))
+        self._world.broadcast(encode(NO_MORE))
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +122,7 @@ def follow(runner: Runner, world: World, adapters: FollowingAdapters | None = No
     """Compute what the first rank announces until it has no more."""
     launched: deque[Ticket] = deque()
     while True:
-        batch, masks, word = decode_step(world.recv_broadcast())
+        batch, masks, word = decode(world.recv_broadcast(), Announcement)
         if word is not None and adapters is not None:
             adapters.take(word)
             continue
@@ -170,7 +164,7 @@ class StageRunner(StepRunner):
 
     def _answered(self, part: Batch, masks: FilledMasks | None) -> StepOutput:
         output = super().launch(part, masks).result()
-        self._world.send_reply(encode_output(output))
+        self._world.send_reply(encode(output))
         return output
 
     def _passed(self, part: Batch) -> "MicroStep":
@@ -199,7 +193,7 @@ class StageRunner(StepRunner):
     def recv_output(self) -> None:
         """Take in what the oldest part of a step gave."""
         step = self._awaited.popleft()
-        output = step.output = decode_output(self._world.recv_reply())
+        output = step.output = decode(self._world.recv_reply(), StepOutput)
         drawn = [
             (chunk.row, chunk.end - chunk.num_drafts + len(tokens) - 1, tokens[-1])
             for chunk, tokens in zip(step.part.chunks, output.tokens, strict=True)

@@ -2,43 +2,27 @@
 
 from collections.abc import Iterator
 
-import torch
 from torch import Tensor
 
 from penstock.runtime.execution.parallel.world import World
 from penstock.runtime.layers.decoder import Decoder
 from penstock.runtime.layers.parallel import StageInput
 from penstock.runtime.layers.step import Step
-from penstock.runtime.models.spec import ModelSpec
 
 
 class StagedDecoder:
     def __init__(self, model: Decoder, world: World) -> None:
-        self._model = model
+        self.model = model
+        self.spec = model.spec
+        self.device, self.cache_dtype = model.device, model.cache_dtype
         self._world = world
 
-    @property
-    def model(self) -> Decoder:
-        return self._model
-
-    @property
-    def spec(self) -> ModelSpec:
-        return self._model.spec
-
-    @property
-    def device(self) -> torch.device:
-        return self._model.device
-
-    @property
-    def cache_dtype(self) -> torch.dtype:
-        return self._model.cache_dtype
-
     def parameters(self) -> Iterator[Tensor]:
-        return self._model.parameters()
+        return self.model.parameters()
 
     def __call__(self, token_ids: Tensor, step: Step) -> Tensor:
         """The last stage's are the final hidden states; others' are what it was given."""
-        place, model = self._world.place, self._model
+        place, model = self._world.place, self.model
         if isinstance(model.embedding, StageInput):
             shape = (len(token_ids), model.spec.hidden_size)
             model.embedding.received = self._world.recv(shape, model.embedding.dtype)
@@ -48,4 +32,4 @@ class StagedDecoder:
         return hidden
 
     def scores(self, hidden: Tensor) -> Tensor:
-        return self._model.scores(hidden)
+        return self.model.scores(hidden)

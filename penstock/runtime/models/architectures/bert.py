@@ -9,7 +9,7 @@ from penstock.runtime.models.fields import Fields
 from penstock.runtime.models.gguf_head import GgufHead
 from penstock.runtime.models.pooling import Pooling, pooling_from_gguf
 from penstock.runtime.models.shape import MAX_POSITIONS, MAX_TOKEN_TYPES, DecoderShape, activation, shape_from_config
-from penstock.runtime.models.spec import Activation, Layer, ModelSpec, Norm, PlainMLP
+from penstock.runtime.models.spec import Activation, ModelSpec, Norm, PlainMLP
 from penstock.runtime.models.weights import Concat, Recipe, Recipes, Tensor
 
 gguf_recipes = gguf_names.model
@@ -31,9 +31,8 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
 
 def _spec(shape: DecoderShape, activation: Activation, token_types: int, pooling: Pooling) -> ModelSpec:
     attention = replace(shape.attention(None), causal=False, qkv_bias=True, out_bias=True)
-    layers = [Layer(attention, PlainMLP(shape.width, activation, bias=True), "residual")] * shape.num_layers
     return replace(
-        shape.model("bert", layers),
+        shape.alike("bert", attention, PlainMLP(shape.width, activation, bias=True), "residual"),
         tied_embedding=False,
         learned_positions=shape.context,
         token_types=token_types,

@@ -8,8 +8,15 @@ from penstock.runtime.models import gguf_names, hf_names
 from penstock.runtime.models.fields import Fields
 from penstock.runtime.models.gguf_head import GgufHead
 from penstock.runtime.models.positions import rope_from_config
-from penstock.runtime.models.shape import DecoderShape, activation, shape_from_config, sliding_layers, sliding_window
-from penstock.runtime.models.spec import GatedMLP, Layer, ModelSpec
+from penstock.runtime.models.shape import (
+    DecoderShape,
+    activation,
+    local_layers,
+    shape_from_config,
+    sliding_layers,
+    sliding_window,
+)
+from penstock.runtime.models.spec import GatedMLP, ModelSpec
 from penstock.runtime.models.weights import Recipes
 
 gguf_recipes = gguf_names.model
@@ -26,11 +33,8 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
         logit_softcap=fields.optional_number("attn_logit_softcapping", 1e-6, 1e9, 50.0),
     )
     mlp = GatedMLP(shape.width, activation(fields, "hidden_activation", "gelu_pytorch_tanh"))
-    window = sliding_window(fields, default=4096)
-    layers = [
-        Layer(replace(attention, window=window if sliding else None), mlp, "sandwich")
-        for sliding in sliding_layers(fields, shape.num_layers, lambda index: index % 2 == 0)
-    ]
+    is_local = sliding_layers(fields, shape.num_layers, lambda index: index % 2 == 0)
+    layers = local_layers(attention, mlp, sliding_window(fields, default=4096), is_local, "sandwich")
     return replace(
         shape.model("gemma2", layers),
         embedding_scale=shape.hidden_size**0.5,
@@ -57,11 +61,8 @@ def spec_from_gguf(head: GgufHead) -> ModelSpec:
         logit_softcap=head.fields.number("attn_logit_softcapping", 1e-6, 1e9, 50.0),
     )
     mlp = head.gated_mlp(shape, "gelu_tanh")
-    window = head.window() or 4096
-    layers = [
-        Layer(replace(attention, window=window if sliding else None), mlp, "sandwich")
-        for sliding in head.sliding_layers(shape.num_layers, every=2)
-    ]
+    is_local = head.sliding_layers(shape.num_layers, every=2)
+    layers = local_layers(attention, mlp, head.window() or 4096, is_local, "sandwich")
     return replace(
         shape.model("gemma2", layers),
         embedding_scale=shape.hidden_size**0.5,

@@ -8,8 +8,8 @@ from penstock.runtime.models import gguf_names, hf_names
 from penstock.runtime.models.fields import Fields
 from penstock.runtime.models.gguf_head import GgufHead
 from penstock.runtime.models.positions import rope_from_config
-from penstock.runtime.models.shape import num_experts, shape_from_config, sliding_layers, sliding_window
-from penstock.runtime.models.spec import GatedMLP, Layer, ModelSpec, MoE
+from penstock.runtime.models.shape import local_layers, mixture, shape_from_config, sliding_layers, sliding_window
+from penstock.runtime.models.spec import GatedMLP, ModelSpec, MoE
 from penstock.runtime.models.weights import Concat, Mxfp4, Recipe, Recipes, Swap, Take, Tensor
 
 _ROPE = {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096, "truncate": False}
@@ -26,20 +26,10 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     bias = fields.flag("attention_bias", True)
     rope = rope_from_config(fields, shape.head_dim, shape.context, theta=150_000.0)
     attention = replace(shape.attention(rope), qkv_bias=bias, out_bias=bias, sinks=True)
-    count = num_experts(fields, "num_local_experts", shape.num_layers)
-    mlp = MoE(
-        num_experts=count,
-        num_active=fields.whole("num_experts_per_tok", 1, count),
-        expert=GatedMLP(shape.width, "swiglu_clamped", bias=True),
-        normalize=True,
-        router_bias=True,
-    )
-    window = sliding_window(fields, default=128)
-    layers = [
-        Layer(replace(attention, window=window if sliding else None), mlp)
-        for sliding in sliding_layers(fields, shape.num_layers, lambda index: index % 2 == 0)
-    ]
-    return shape.model("gpt_oss", layers)
+    expert = GatedMLP(shape.width, "swiglu_clamped", bias=True)
+    mlp = mixture(fields, "num_local_experts", shape, expert, normalize=True, router_bias=True)
+    is_local = sliding_layers(fields, shape.num_layers, lambda index: index % 2 == 0)
+    return shape.model("gpt_oss", local_layers(attention, mlp, sliding_window(fields, default=128), is_local))
 
 
 def recipes(spec: ModelSpec, names: Collection[str] = ()) -> Recipes:
@@ -76,12 +66,8 @@ def spec_from_gguf(head: GgufHead) -> ModelSpec:
     shape = head.shape()
     attention = replace(shape.attention(head.rope(shape, truncate=False)), qkv_bias=True, out_bias=True, sinks=True)
     mlp = head.experts(shape, "swiglu_clamped", bias=True)
-    window = head.window()
-    layers = [
-        Layer(replace(attention, window=window if sliding else None), mlp)
-        for sliding in head.sliding_layers(shape.num_layers, every=2)
-    ]
-    return shape.model("gpt_oss", layers)
+    is_local = head.sliding_layers(shape.num_layers, every=2)
+    return shape.model("gpt_oss", local_layers(attention, mlp, head.window(), is_local))
 
 
 def gguf_recipes(spec: ModelSpec, names: Collection[str] = ()) -> Recipes:

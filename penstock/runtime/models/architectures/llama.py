@@ -9,7 +9,7 @@ from penstock.runtime.models.fields import Fields
 from penstock.runtime.models.gguf_head import GgufHead
 from penstock.runtime.models.positions import rope_from_config
 from penstock.runtime.models.shape import activation, shape_from_config
-from penstock.runtime.models.spec import GatedMLP, Layer, ModelSpec
+from penstock.runtime.models.spec import GatedMLP, ModelSpec
 from penstock.runtime.models.weights import Recipes
 
 
@@ -20,8 +20,7 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     rope = rope_from_config(fields, shape.head_dim, shape.context)
     attention = replace(shape.attention(rope), qkv_bias=bias, out_bias=bias)
     mlp = GatedMLP(shape.width, activation(fields), bias=fields.flag("mlp_bias", False))
-    layers = [Layer(attention, mlp)] * shape.num_layers
-    return shape.model("llama", layers)
+    return shape.alike("llama", attention, mlp)
 
 
 def recipes(spec: ModelSpec, names: Collection[str] = ()) -> Recipes:
@@ -35,8 +34,7 @@ def spec_from_gguf(head: GgufHead) -> ModelSpec:
         qkv_bias="blk.0.attn_q.bias" in head.names,
         out_bias="blk.0.attn_output.bias" in head.names,
     )
-    layers = [Layer(attention, head.gated_mlp(shape))] * shape.num_layers
-    return shape.model("llama", layers)
+    return shape.alike("llama", attention, head.gated_mlp(shape))
 
 
 def gguf_recipes(spec: ModelSpec, names: Collection[str] = ()) -> Recipes:

@@ -9,7 +9,7 @@ from penstock.runtime.models.fields import Fields
 from penstock.runtime.models.gguf_head import GgufHead
 from penstock.runtime.models.positions import rope_from_config
 from penstock.runtime.models.shape import activation, shape_from_config, sliding_window
-from penstock.runtime.models.spec import GatedMLP, Layer, ModelSpec, only_gqa
+from penstock.runtime.models.spec import GatedMLP, ModelSpec, only_gqa
 
 recipes = llama.recipes
 gguf_recipes = llama.gguf_recipes
@@ -22,8 +22,7 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     shape = shape_from_config(fields)
     rope = rope_from_config(fields, shape.head_dim, shape.context)
     attention = replace(shape.attention(rope), window=sliding_window(fields, default=4096))
-    layers = [Layer(attention, GatedMLP(shape.width, activation(fields)))] * shape.num_layers
-    return shape.model("mistral", layers)
+    return shape.alike("mistral", attention, GatedMLP(shape.width, activation(fields)))
 
 
 def spec_from_gguf(head: GgufHead) -> ModelSpec:

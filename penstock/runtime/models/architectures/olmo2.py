@@ -9,7 +9,7 @@ from penstock.runtime.models.fields import Fields
 from penstock.runtime.models.gguf_head import GgufHead
 from penstock.runtime.models.positions import rope_from_config
 from penstock.runtime.models.shape import activation, shape_from_config
-from penstock.runtime.models.spec import GatedMLP, Layer, ModelSpec
+from penstock.runtime.models.spec import GatedMLP, ModelSpec
 
 recipes = llama.recipes
 gguf_recipes = qwen2.gguf_recipes
@@ -22,12 +22,10 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     bias = fields.flag("attention_bias", False)
     rope = rope_from_config(fields, shape.head_dim, shape.context)
     attention = replace(shape.attention(rope), qk_norm="full", qkv_bias=bias, out_bias=bias)
-    layers = [Layer(attention, GatedMLP(shape.width, activation(fields)), "post")] * shape.num_layers
-    return shape.model("olmo2", layers)
+    return shape.alike("olmo2", attention, GatedMLP(shape.width, activation(fields)), "post")
 
 
 def spec_from_gguf(head: GgufHead) -> ModelSpec:
     shape = head.shape()
     attention = replace(shape.attention(head.rope(shape)), qk_norm="full")
-    layers = [Layer(attention, head.gated_mlp(shape), "post")] * shape.num_layers
-    return shape.model("olmo2", layers)
+    return shape.alike("olmo2", attention, head.gated_mlp(shape), "post")

@@ -9,7 +9,7 @@ from penstock.runtime.models.fields import Fields
 from penstock.runtime.models.gguf_head import GgufHead
 from penstock.runtime.models.positions import rope_from_config
 from penstock.runtime.models.shape import activation, shape_from_config, sliding_window
-from penstock.runtime.models.spec import GatedMLP, Layer, ModelSpec
+from penstock.runtime.models.spec import GatedMLP, ModelSpec
 from penstock.runtime.models.weights import Recipes, Tensor
 
 
@@ -20,8 +20,7 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     shape = shape_from_config(fields)
     rope = rope_from_config(fields, shape.head_dim, shape.context, partial=True)
     attention = replace(shape.attention(rope), window=sliding_window(fields))
-    layers = [Layer(attention, GatedMLP(shape.width, activation(fields)))] * shape.num_layers
-    return shape.model("phi3", layers)
+    return shape.alike("phi3", attention, GatedMLP(shape.width, activation(fields)))
 
 
 def recipes(spec: ModelSpec, names: Collection[str] = ()) -> Recipes:
@@ -36,8 +35,7 @@ def recipes(spec: ModelSpec, names: Collection[str] = ()) -> Recipes:
 def spec_from_gguf(head: GgufHead) -> ModelSpec:
     shape = head.shape()
     attention = replace(shape.attention(head.rope(shape, partial=True)), window=head.window())
-    layers = [Layer(attention, head.gated_mlp(shape))] * shape.num_layers
-    return shape.model("phi3", layers)
+    return shape.alike("phi3", attention, head.gated_mlp(shape))
 
 
 def gguf_recipes(spec: ModelSpec, names: Collection[str] = ()) -> Recipes:

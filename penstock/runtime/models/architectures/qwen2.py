@@ -38,5 +38,4 @@ def upper_windows(fields: Fields, num_layers: int) -> tuple[int | None, ...]:
 def spec_from_gguf(head: GgufHead) -> ModelSpec:
     shape = head.shape()
     attention = replace(shape.attention(head.rope(shape)), qkv_bias=True)
-    layers = [Layer(attention, head.gated_mlp(shape))] * shape.num_layers
-    return shape.model("qwen2", layers)
+    return shape.alike("qwen2", attention, head.gated_mlp(shape))

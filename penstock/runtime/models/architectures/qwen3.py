@@ -34,5 +34,4 @@ def attention_from_config(fields: Fields, shape: DecoderShape) -> GQA:
 def spec_from_gguf(head: GgufHead) -> ModelSpec:
     shape = head.shape()
     attention = replace(shape.attention(head.rope(shape)), qk_norm="head")
-    layers = [Layer(attention, head.gated_mlp(shape))] * shape.num_layers
-    return shape.model("qwen3", layers)
+    return shape.alike("qwen3", attention, head.gated_mlp(shape))

@@ -13,11 +13,11 @@ from penstock.runtime.models.shape import (
     MAX_LAYERS,
     MAX_WIDTH,
     activation,
-    num_experts,
+    mixture,
     shape_from_config,
     sliding_window,
 )
-from penstock.runtime.models.spec import GatedMLP, Layer, ModelSpec, MoE
+from penstock.runtime.models.spec import GatedMLP, Layer, ModelSpec
 from penstock.runtime.models.weights import Recipes
 
 gguf_recipes = qwen2.gguf_recipes
@@ -29,18 +29,13 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     window = sliding_window(fields, default=4096) if fields.flag("use_sliding_window", False) else None
     attention = replace(attention_from_config(fields, shape), window=window)
     name = "num_experts" if fields.has("num_experts") else "num_local_experts"
-    count = num_experts(fields, name, shape.num_layers)
-    mixture = MoE(
-        num_experts=count,
-        num_active=fields.whole("num_experts_per_tok", 1, count),
-        expert=GatedMLP(fields.whole("moe_intermediate_size", 1, MAX_WIDTH), activation(fields)),
-        normalize=fields.flag("norm_topk_prob", False),
-    )
+    expert = GatedMLP(fields.whole("moe_intermediate_size", 1, MAX_WIDTH), activation(fields))
+    sparse = mixture(fields, name, shape, expert, normalize=fields.flag("norm_topk_prob", False))
     dense = GatedMLP(shape.width, activation(fields))
     step = fields.whole("decoder_sparse_step", 1, MAX_LAYERS, 1)
     always_dense = fields.items("mlp_only_layers") if fields.has("mlp_only_layers") else ()
     layers = [
-        Layer(attention, dense if index in always_dense or (index + 1) % step else mixture)
+        Layer(attention, dense if index in always_dense or (index + 1) % step else sparse)
         for index in range(shape.num_layers)
     ]
     return shape.model("qwen3_moe", layers)
@@ -53,5 +48,4 @@ def recipes(spec: ModelSpec, names: Collection[str] = ()) -> Recipes:
 def spec_from_gguf(head: GgufHead) -> ModelSpec:
     shape = head.shape()
     attention = replace(shape.attention(head.rope(shape)), qk_norm="head")
-    layers = [Layer(attention, head.experts(shape))] * shape.num_layers
-    return shape.model("qwen3_moe", layers)
+    return shape.alike("qwen3_moe", attention, head.experts(shape))

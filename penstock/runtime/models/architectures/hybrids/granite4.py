@@ -12,8 +12,9 @@ from penstock.runtime.models.shape import (
     MAX_HEAD_DIM,
     MAX_HEADS,
     MAX_WIDTH,
+    DecoderShape,
     activation,
-    num_experts,
+    mixture,
     shape_from_config,
 )
 from penstock.runtime.models.spec import MLP, GatedMLP, Layer, ModelSpec, MoE
@@ -31,7 +32,7 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     bias = fields.flag("attention_bias", False)
     scale = fields.number("attention_multiplier", 1e-9, 1e9, 1.0)
     attention = replace(shape.attention(rope), qkv_bias=bias, out_bias=bias, scale=scale)
-    mamba, mlp = _mamba(fields), _mlp(fields, shape.num_layers, shape.width)
+    mamba, mlp = _mamba(fields), _mlp(fields, shape)
     residual = fields.number("residual_multiplier", 1e-9, 1e9, 1.0)
     layers = [
         Layer(attention if is_attention else mamba, mlp, residual_scale=residual)
@@ -57,14 +58,12 @@ def _mamba(fields: Fields) -> Mamba2:
     )
 
 
-def _mlp(fields: Fields, num_layers: int, width: int) -> MLP:
+def _mlp(fields: Fields, shape: DecoderShape) -> MLP:
     function = activation(fields)
     shared = GatedMLP(fields.whole("shared_intermediate_size", 1, MAX_WIDTH), function)
     if not fields.whole("num_local_experts", 0, 2**16, 0):
         return shared
-    count = num_experts(fields, "num_local_experts", num_layers)
-    active = fields.whole("num_experts_per_tok", 1, count)
-    return MoE(count, active, GatedMLP(width, function), normalize=True, shared=shared)
+    return mixture(fields, "num_local_experts", shape, GatedMLP(shape.width, function), normalize=True, shared=shared)
 
 
 def recipes(spec: ModelSpec, names: Collection[str] = ()) -> Recipes:

@@ -13,8 +13,9 @@ from penstock.runtime.models.shape import (
     MAX_HEADS,
     MAX_LAYERS,
     MAX_WIDTH,
+    DecoderShape,
     activation,
-    num_experts,
+    mixture,
     shape_from_config,
 )
 from penstock.runtime.models.spec import GQA, GatedMLP, Layer, ModelSpec, MoE
@@ -42,13 +43,13 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     if delta.num_heads % delta.num_key_heads:
         raise fields.wrong("linear_num_value_heads", "a multiple of linear_num_key_heads")
     dense = GatedMLP(shape.width, activation(fields))
-    mixture = _mixture(fields, shape.num_layers)
+    sparse = _mixture(fields, shape)
     step = fields.whole("decoder_sparse_step", 1, MAX_LAYERS, 1)
     always_dense = fields.items("mlp_only_layers") if fields.has("mlp_only_layers") else ()
     layers = [
         Layer(
             attention if is_full else delta,
-            dense if mixture is None or index in always_dense or (index + 1) % step else mixture,
+            dense if sparse is None or index in always_dense or (index + 1) % step else sparse,
         )
         for index, is_full in enumerate(_full_layers(fields, shape.num_layers))
     ]
@@ -62,18 +63,13 @@ def _full_layers(fields: Fields, num_layers: int) -> list[bool]:
     return fields.choices("layer_types", KINDS, num_layers)
 
 
-def _mixture(fields: Fields, num_layers: int) -> MoE | None:
+def _mixture(fields: Fields, shape: DecoderShape) -> MoE | None:
     if not fields.whole("num_experts", 0, 2**16, 0):
         return None
-    count, function = num_experts(fields, "num_experts", num_layers), activation(fields)
-    return MoE(
-        num_experts=count,
-        num_active=fields.whole("num_experts_per_tok", 1, count),
-        expert=GatedMLP(fields.whole("moe_intermediate_size", 1, MAX_WIDTH), function),
-        normalize=fields.flag("norm_topk_prob", True),
-        shared=GatedMLP(fields.whole("shared_expert_intermediate_size", 1, MAX_WIDTH), function),
-        shared_gated=True,
-    )
+    names = "moe_intermediate_size", "shared_expert_intermediate_size"
+    expert, shared = (GatedMLP(fields.whole(name, 1, MAX_WIDTH), activation(fields)) for name in names)
+    normalize = fields.flag("norm_topk_prob", True)
+    return mixture(fields, "num_experts", shape, expert, normalize=normalize, shared=shared, shared_gated=True)
 
 
 def recipes(spec: ModelSpec, names: Collection[str] = ()) -> Recipes:
