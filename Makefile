@@ -28,7 +28,7 @@ test-long: .venv/.installed-dev web  ## real models, the web app in a browser, f
 test-fast: .venv/.installed-dev  ## the plain tier: what to run on every save
 	$(BIN)/python -m pytest -m "plain and not slow" -n $(WORKERS)
 
-test-gpu:  ## laws over the CUDA runner and parity of its kernels; needs a GPU, torch and triton, nothing installed
+test-gpu:  ## laws over the CUDA runner and parity of its kernels; needs a GPU, torch and triton; ranks need Penstock's packages too
 	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m tests.gpu
 
 check: .venv/.installed-dev
