@@ -131,6 +131,15 @@ def test_a_prompt_is_pinned_when_its_first_token_is_drawn(prompt_logprobs, resum
     assert scheduler.pool.num_pinned == 0
 
 
+@pytest.mark.parametrize("num_asked", [4, 8, 12])
+def test_as_much_is_pinned_as_was_asked_in_the_namespace_of_the_request(num_asked):
+    scheduler = make_scheduler(num_blocks=20, block_size=4)
+    request = make_request(1, range(17), max_tokens=1, salt="guest", adapter="poet")
+    scheduler.add(replace(request, pins=((num_asked, 60.0),)), 0.0)
+    finish(scheduler)
+    assert scheduler.pool.num_pinned == num_asked // 4
+
+
 def test_one_choice_pins_for_all():
     scheduler = make_scheduler(num_blocks=20, block_size=4)
     scheduler.add(replace(make_request(1, range(10), max_tokens=2, n=2), pins=((8, 60.0),)), 0.0)

@@ -1,5 +1,7 @@
 """Rows and blocks between tenants, under the fair order: who arrives beside a flood does not wait for it to end."""
 
+from itertools import pairwise
+
 import pytest
 
 from penstock.runtime.core.order import ORDERS, Lanes
@@ -80,6 +82,19 @@ def test_a_step_yields_to_another_tenant_only_once_nobody_has_asked_for_a_while(
     assert (scheduler.is_shared, scheduler.sole_tenant, scheduler.yields) == (True, None, False)
     scheduler.schedule(LINGER_S)
     assert (scheduler.is_shared, scheduler.sole_tenant, scheduler.yields) == (False, "a", True)
+
+
+def test_answers_that_a_step_has_no_room_for_take_turns() -> None:
+    """A tenant has more answers than its share of a step: none of them rests twice in a row."""
+    scheduler = make(max_sequences=16, max_batch_tokens=16, num_blocks=256)
+    flood(scheduler, "a", count=14)
+    while len(scheduler.generating) < 14:
+        advance(scheduler)
+    add(scheduler, 100, num_prompt=64, max_tokens=3, tenant="b")
+    advance(scheduler)
+    steps = [advance(scheduler) for _ in range(4)]
+    assert all(len(step) == 9 for step in steps)
+    assert all(one | other == {*range(14), 100} for one, other in pairwise(steps))
 
 
 def test_without_shares_it_waits_for_a_row() -> None:

@@ -41,6 +41,13 @@ def test_a_step_says_who_computes_how_much_and_what_others_wait_for(caplog: pyte
     assert second.endswith(": 2 of 16 tokens: 1 decodes 1, 2 decodes 1; 1 wait for rows")
 
 
+def test_a_prompt_that_waits_for_blocks_is_said_to(caplog: pytest.LogCaptureFixture) -> None:
+    engine = make_engine(num_blocks=4)
+    for request_id in (1, 2):
+        ask(engine, request_id, 9)
+    assert lines_of(engine, caplog, 1)[0].endswith("; 1 wait for blocks")
+
+
 def test_a_preemption_names_both_and_the_reason(caplog: pytest.LogCaptureFixture) -> None:
     engine = make_engine(num_blocks=5)
     ask(engine, 1, 5, 12)
