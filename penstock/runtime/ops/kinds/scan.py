@@ -94,6 +94,26 @@ def _by_length(layout: BatchLayout, states: StateLayout) -> ByLength:
     return ByLength(at[0], some(numbers[0]), at[1], some(numbers[1]), lengths)
 
 
+def piece_by_piece(
+    piece: Callable[[Sequence[Tensor], Tensor], tuple[Tensor, Tensor]],
+    held: Tensor,
+    inputs: Sequence[Tensor],
+    lengths: list[int],
+    states: StateLayout,
+) -> Tensor:
+    """What longer chunks give, `PIECE` tokens after `PIECE` tokens: `piece` makes of some inputs, and the state before them,
+    what they give and the state after them."""
+    outputs, kept = [], []
+    for parts, read in zip(zip(*(torch.split(part, lengths) for part in inputs)), states.listed()[0]):
+        state = torch.zeros_like(held[0]) if read < 0 else held[read].clone()
+        for begin in range(0, len(parts[0]), PIECE):
+            out, state = piece([part[begin : begin + PIECE].float() for part in parts], state)
+            outputs.append(out)
+        kept.append(state)
+    held.index_copy_(0, states.written, torch.stack(kept))
+    return torch.cat(outputs)
+
+
 def begun(held: Tensor, states: StateLayout) -> Tensor:
     """The state that each chunk begins from, [chunks, ...]."""
     is_there = (states.read >= 0).view(-1, *[1] * (held.ndim - 1))
@@ -161,20 +181,12 @@ def state_scan(
         held.index_copy_(0, states.written, after)
         return (after @ query[..., None])[..., 0]
 
-    def longer(inputs: Sequence[Tensor], lengths: list[int], states: StateLayout) -> Tensor:
-        outputs, kept = [], []
-        for parts, read in zip(zip(*(torch.split(part, lengths) for part in inputs)), states.listed()[0]):
-            state = torch.zeros_like(held[0]) if read < 0 else held[read].clone()
-            for begin in range(0, len(parts[0]), PIECE):
-                value, key, query, step = (part[begin : begin + PIECE].float() for part in parts)
-                key, query = (part.repeat_interleave(shared, dim=1) for part in (key, query))
-                out, state = _piece(value, key, query, step, decays, state)
-                outputs.append(out)
-            kept.append(state)
-        held.index_copy_(0, states.written, torch.stack(kept))
-        return torch.cat(outputs)
+    def piece(parts: Sequence[Tensor], state: Tensor) -> tuple[Tensor, Tensor]:
+        value, key, query, step = parts
+        key, query = (part.repeat_interleave(shared, dim=1) for part in (key, query))
+        return _piece(value, key, query, step, decays, state)
 
-    return chunk_by_chunk(singles, longer, inputs, layout, states)
+    return chunk_by_chunk(singles, partial(piece_by_piece, piece, held), inputs, layout, states)
 
 
 def _piece(
