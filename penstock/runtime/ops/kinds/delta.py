@@ -6,15 +6,15 @@ A prompt is computed in pieces of `PIECE` tokens: what each token writes depends
 which is a triangular system.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from penstock.runtime.models.kinds.recurrent import GatedDelta
-from penstock.runtime.ops.kinds.scan import begun, chunk_by_chunk, example_states, piece_by_piece
+from penstock.runtime.ops.kinds.scan import begun, chunk_by_chunk, piece_by_piece
 from penstock.runtime.ops.layout import BatchLayout, StateLayout
 from penstock.runtime.ops.op import operation
 
@@ -33,16 +33,7 @@ class DeltaInputs(NamedTuple):
     decays: Tensor
 
 
-def _examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
-    spec = GatedDelta(4, 2, 6, 8, 4)
-    for layout, states, normal in example_states(device):
-        count = sum(layout.lengths)
-        keys, queries = normal(count, 2, 6), normal(count, 2, 6)
-        inputs = DeltaInputs(normal(count, 4, 8), keys, queries, normal(count, 4).sigmoid(), -normal(count, 4).abs())
-        yield inputs.values, inputs, normal(4, 4, 6, 8), layout, states, spec
-
-
-@operation(_examples)
+@operation
 def delta_scan(
     values: Tensor, inputs: DeltaInputs, held: Tensor, layout: BatchLayout, states: StateLayout, spec: GatedDelta
 ) -> Tensor:

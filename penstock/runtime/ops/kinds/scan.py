@@ -5,16 +5,15 @@ in pieces of `PIECE` tokens by products of matrices, which equals going token by
 together, and nothing of them is looked up on the host: such steps can be recorded.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from penstock.runtime.models.kinds.recurrent import Mamba2
-from penstock.runtime.ops.attention import example_layout
 from penstock.runtime.ops.layout import BatchLayout, StateLayout
 from penstock.runtime.ops.op import operation
 
@@ -28,17 +27,6 @@ class ScanInputs(NamedTuple):
     keys: Tensor
     queries: Tensor
     steps: Tensor
-
-
-def example_states(device: torch.device) -> Iterator[tuple[BatchLayout, StateLayout, Callable[..., Tensor]]]:
-    """Where chunks and their states lie, and what makes random numbers of a shape."""
-    generator = torch.Generator(device).manual_seed(31)
-    normal = partial(torch.randn, generator=generator, device=device)
-    for lengths, contexts in (([1], [1]), ([1, 1, 1], [1, 9, 90]), ([3, 1, 70], [3, 9, 90])):
-        layout = example_layout(lengths, contexts, 8, 40, generator)
-        read = [-1 if length == context else number for number, (length, context) in enumerate(zip(lengths, contexts))]
-        written = [number + 2 if number == 1 else number for number in range(len(lengths))]
-        yield layout, StateLayout(torch.tensor(read, device=device), torch.tensor(written, device=device)), normal
 
 
 class ByLength(NamedTuple):
@@ -120,12 +108,7 @@ def begun(held: Tensor, states: StateLayout) -> Tensor:
     return held.index_select(0, states.read.clamp(min=0)).where(is_there, 0.0)
 
 
-def _conv_examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
-    for layout, states, normal in example_states(device):
-        yield normal(sum(layout.lengths), 6), normal(6, 4), None, normal(4, 6, 3), layout, states
-
-
-@operation(_conv_examples)
+@operation
 def causal_conv(
     x: Tensor, weight: Tensor, bias: Tensor | None, held: Tensor, layout: BatchLayout, states: StateLayout
 ) -> Tensor:
@@ -151,15 +134,7 @@ def causal_conv(
     return chunk_by_chunk(singles, longer, (x,), layout, states)
 
 
-def _scan_examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
-    spec = Mamba2(4, 8, 5, 2, 4)
-    for layout, states, normal in example_states(device):
-        count = sum(layout.lengths)
-        inputs = ScanInputs(normal(count, 4, 8), normal(count, 2, 5), normal(count, 2, 5), normal(count, 4).abs())
-        yield inputs.values, inputs, -normal(4).abs(), normal(4, 4, 8, 5), layout, states, spec
-
-
-@operation(_scan_examples)
+@operation
 def state_scan(
     values: Tensor,
     inputs: ScanInputs,
