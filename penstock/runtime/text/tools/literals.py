@@ -67,6 +67,7 @@ def _character(digits: str) -> str:
 
 
 def _several(reader: Reader, item: Callable[[Reader, int], Value], close: str, marks: str, depth: int) -> Value:
+    """Items up to `close`, a comma behind the last one or not; JSON puts them between `marks`."""
     reader.take(1)
     found: list[str] = []
     while depth < MAX_NESTING:
