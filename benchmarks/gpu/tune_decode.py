@@ -30,8 +30,8 @@ def spread(count: int, is_even: bool, most: int) -> list[int]:
 
 class Inputs:
     def __init__(self, place: Place, group: int, contexts: list[int], kind: str) -> None:
-        from penstock.runtime.ops.attention import example_layout
         from penstock.runtime.ops.kv_write import empty_cache, kv_write
+        from tests.ops.examples.attention import example_layout
 
         kv_heads, head_dim = place.size(8, 2), place.size(128, 16)
         self.spec = GQA(kv_heads * group, kv_heads, head_dim, Rope(head_dim), head_dim**-0.5)

@@ -25,8 +25,8 @@ class Inputs:
     """Chunks of equal length over caches of every kind that were given the same keys and values."""
 
     def __init__(self, place: Place, lengths: list[int], contexts: list[int]) -> None:
-        from penstock.runtime.ops.attention import example_layout
         from penstock.runtime.ops.kv_write import empty_cache, kv_write
+        from tests.ops.examples.attention import example_layout
 
         self.spec = spec_of(place)
         self.generator = torch.Generator(place.device).manual_seed(0)

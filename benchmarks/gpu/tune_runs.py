@@ -24,7 +24,7 @@ HEADS = {"8b": 32, "0.6b": 16}
 
 class Inputs:
     def __init__(self, place: Place, num_heads: int, lengths: list[int], contexts: list[int]) -> None:
-        from penstock.runtime.ops.attention import example_layout
+        from tests.ops.examples.attention import example_layout
 
         kv_heads, head_dim = place.size(8, 2), place.size(128, 16)
         self.spec = GQA(place.size(num_heads, 4), kv_heads, head_dim, Rope(head_dim), head_dim**-0.5)

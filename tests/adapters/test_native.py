@@ -41,6 +41,8 @@ def scores(llm: LLM, prompt: list[int], adapter: str) -> list[float]:
         ("biased", {"use_dora": True}),
         ("sandwich", {}),
         ("plain", {"embeds": True, "heads": True}),
+        ("tied", {"heads": True}),
+        ("tied", {"heads": True, "use_dora": True}),
     ],
 )
 def test_native_steps_compute_what_torch_computes(name: str, config: dict[str, Any], tmp_path: Path) -> None:

@@ -4,9 +4,8 @@ import copy
 import multiprocessing
 import os
 
-import torch
-
 from tests.gpu import machine
+from tests.ops.examples import arguments_of
 from tests.ops.parity import cases, same
 
 MAX_PROCESSES = 8
@@ -19,7 +18,7 @@ def faults_of(share: int, num_shares: int) -> tuple[int, list[str]]:
     mine = [(op, kernel) for op, device_type, kernel in cases() if device_type == "cuda"][share::num_shares]
     for op, kernel in mine:
         num_fitting = 0
-        for arguments in op.examples(torch.device("cuda")):
+        for arguments in arguments_of(op, "cuda"):
             if not kernel.fits(*arguments):
                 continue
             num_fitting += 1

@@ -30,8 +30,8 @@ UNWRITTEN = {
     "gpt2-variants": "GGUF has no keys for these",
     **dict.fromkeys(
         (
-            *("lfm2", "lfm2-biases", "granite4", "granite4-dense"),
-            *("qwen3-next", "qwen3-next-dense", "falcon-h1", "falcon-h1-normed"),
+            *("lfm2", "lfm2-biases", "granite4", "granite4-attention", "granite4-dense"),
+            *("qwen3-next", "qwen3-next-attention", "qwen3-next-dense", "falcon-h1", "falcon-h1-normed"),
             *("nemotron-h", "nemotron-h-biases"),
         ),
         "GGUF files of it are not read",

@@ -8,7 +8,7 @@ import torch
 from transformers.core_model_loading import revert_weight_conversion
 
 from penstock.runtime.layers.build import build_model
-from penstock.runtime.models import catalog, gguf_names
+from penstock.runtime.models import catalog, naming
 from penstock.runtime.models.registry import read_config
 from penstock.runtime.models.spec import GatedMLP, MoE
 from penstock.runtime.models.weights import Tensor, sources
@@ -76,7 +76,7 @@ def test_experts_of_older_gguf_files_come_one_by_one() -> None:
     mlp = MoE(3, 1, GatedMLP(32, "silu"), normalize=True)
     spec = replace(catalog.find("mixtral-8x7b"), layers=(replace(catalog.find("mixtral-8x7b").layers[0], mlp=mlp),))
     names = [f"blk.0.ffn_{part}.{index}.weight" for part in ("gate", "up", "down") for index in range(3)]
-    found = gguf_names.model(spec, names)
+    found = naming.gguf_recipes(spec, names)
     read = {source for recipe in found.values() for source in sources(recipe)}
     assert set(names) < read
     assert not any("exps" in source for source in read)
@@ -85,6 +85,6 @@ def test_experts_of_older_gguf_files_come_one_by_one() -> None:
 def test_fused_parts_of_gguf_files_are_taken_as_they_are() -> None:
     spec = catalog.find("qwen3-30b-a3b")
     names = {f"blk.{i}.{part}.weight" for i in range(spec.num_layers) for part in ("attn_qkv", "ffn_gate_up_exps")}
-    found = gguf_names.model(spec, names)
+    found = naming.gguf_recipes(spec, names)
     assert names < {source for recipe in found.values() for source in sources(recipe)}
     assert found["layers.7.attention.qkv.weight"] == Tensor("blk.7.attn_qkv.weight")

@@ -235,6 +235,10 @@ VARIANTS: dict[str, Variant] = {
         | {"num_local_experts": 0, "mamba_n_groups": 2, "embedding_multiplier": 3.0, "residual_multiplier": 0.4}
         | {"logits_scaling": 2.0, "attention_multiplier": 0.2, "position_embedding_type": "rope"},
     ),
+    "granite4-attention": Variant(
+        "GraniteMoeHybrid",
+        SMALL | MAMBA | {"layer_types": ["attention"] * 3, "num_local_experts": 4, "num_experts_per_tok": 2},
+    ),
     "qwen3-next": Variant(
         "Qwen3Next", DELTA | {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
     ),
@@ -243,6 +247,12 @@ VARIANTS: dict[str, Variant] = {
         DELTA
         | {"num_experts": 0, "attention_bias": True, "linear_num_value_heads": 2, "num_hidden_layers": 2}
         | {"layer_types": ["full_attention", "linear_attention"]},
+    ),
+    "qwen3-next-attention": Variant(
+        "Qwen3Next",
+        DELTA
+        | {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+        | {"layer_types": ["full_attention"] * 4},
     ),
     "nemotron-h": Variant("NemotronH", SMALL | NEMOTRON),
     "nemotron-h-biases": Variant(

@@ -18,6 +18,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from penstock.runtime.ops.attention import attention
 from tests.ops.covering import covering
+from tests.ops.examples import arguments_of
 from tests.ops.parity import cases, has_dtype
 from tests.ops.recorded import padded_examples
 
@@ -82,7 +83,7 @@ def main() -> None:
     for op, device_type, kernel in cases():
         if device_type != "cuda":
             continue
-        examples = [example for example in op.examples(torch.device("cpu")) if kernel.fits(*example)]
+        examples = [example for example in arguments_of(op) if kernel.fits(*example)]
         served = [example for example in examples if any(has_dtype(example, dtype) for dtype in SHORT)] or examples
         try:
             for arguments in covering(served):

@@ -12,6 +12,7 @@ from penstock.runtime.ops.attention import attention
 from penstock.runtime.ops.layout import BatchLayout
 from penstock.runtime.ops.op import Op
 from penstock.runtime.ops.rows import Decodes
+from tests.ops.examples import arguments_of
 
 NAME = "paged attention, recorded"
 PADDING_CHUNKS, PADDING_TOKENS = 2, 5
@@ -19,7 +20,7 @@ PADDING_CHUNKS, PADDING_TOKENS = 2, 5
 
 def padded_examples(op: Op[..., Any] = attention) -> Iterator[tuple[tuple[Any, ...], torch.Tensor, list[int]]]:
     """Arguments as a recording would have them, what the definition makes of those they stand for, and where these are."""
-    for number, (q, cache, layout, *rest) in enumerate(op.examples(torch.device("cpu"))):
+    for number, (q, cache, layout, *rest) in enumerate(arguments_of(op)):
         if number % 3 == 0:
             truth = op.definition(q, cache, layout, *rest)
             yield (pad(q, (0, 0, 0, 0, 0, PADDING_TOKENS)), cache, padded(layout), *rest), truth, [*range(len(truth))]

@@ -6,8 +6,8 @@ import torch
 pytest.importorskip("triton")
 
 from penstock.runtime.models.spec import GQA
-from penstock.runtime.ops.attention import example_layout
 from penstock.runtime.ops.triton.attend.dense import MAX_NUMBERS, MIN_QUERIES, PIECES, earlier
+from tests.ops.examples.attention import example_layout
 
 BLOCK_SIZE = 16
 

@@ -1,19 +1,12 @@
 """Which way an operation is computed."""
 
-from collections.abc import Iterator
-
 import torch
-from torch import Tensor
 
 from penstock.runtime.ops.op import Op, plainly
 
 
-def _examples(device: torch.device) -> Iterator[tuple[Tensor]]:
-    yield (torch.ones(1, device=device),)
-
-
 def test_a_kernel_stands_in_where_it_fits_unless_definitions_are_asked_for() -> None:
-    op = Op("twice", lambda x: x * 2, _examples)
+    op = Op("twice", lambda x: x * 2)
     op.kernel("cpu", fits=lambda x: len(x) > 1)(lambda x: x * 2 + 1000)
     one, two = torch.ones(1), torch.ones(2)
     assert op(one).tolist() == [2]

@@ -11,6 +11,7 @@ from penstock.runtime.ops.kinds.delta import delta_scan
 from penstock.runtime.ops.kinds.scan import causal_conv, state_scan
 from penstock.runtime.ops.layout import BatchLayout, StateLayout
 from penstock.runtime.ops.op import Op
+from tests.ops.examples import arguments_of
 
 
 def picked(value: Any, tokens: torch.Tensor, count: int, layout: BatchLayout, states: StateLayout) -> Any:
@@ -28,7 +29,7 @@ def picked(value: Any, tokens: torch.Tensor, count: int, layout: BatchLayout, st
 
 @pytest.mark.parametrize("op", [causal_conv, state_scan, delta_scan])
 def test_tokens_one_by_one_give_what_chunks_give(op: Op[..., Any]) -> None:
-    for arguments in op.examples(torch.device("cpu")):
+    for arguments in arguments_of(op):
         layout = next(each for each in arguments if isinstance(each, BatchLayout))
         states = next(each for each in arguments if isinstance(each, StateLayout))
         count, lengths = sum(layout.lengths), layout.lengths

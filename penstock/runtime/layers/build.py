@@ -12,14 +12,7 @@ from penstock.runtime.layers.mlp import Gated, Ungated
 from penstock.runtime.layers.moe import MixtureOfExperts
 from penstock.runtime.layers.norm import AnyNorm, NoNorm, make_norm
 from penstock.runtime.layers.trunk import TrunkParts
-from penstock.runtime.models.spec import MLP, NO_MLP, GatedMLP, ModelSpec, NormPlacement, PlainMLP
-
-NORMS: dict[NormPlacement, frozenset[str]] = {
-    "pre": frozenset({"attention_norm", "mlp_norm"}),
-    "post": frozenset({"attention_post_norm", "mlp_post_norm"}),
-    "sandwich": frozenset({"attention_norm", "attention_post_norm", "mlp_norm", "mlp_post_norm"}),
-    "residual": frozenset({"attention_norm", "mlp_norm"}),
-}
+from penstock.runtime.models.spec import MLP, NO_MLP, NORM_NAMES, GatedMLP, ModelSpec, PlainMLP
 
 
 def build_model(spec: ModelSpec, dtype: torch.dtype) -> Decoder | Encoder:
@@ -49,10 +42,9 @@ def _parts(spec: ModelSpec, dtype: torch.dtype) -> TrunkParts:
 
 def build_layer(spec: ModelSpec, number: int, dtype: torch.dtype) -> AnyLayer:
     layer = spec.layers[number]
-    names = ("attention_norm", "attention_post_norm", "mlp_norm", "mlp_post_norm")
-    placed = NORMS[layer.norms] - ({"mlp_norm"} if layer.mlp == NO_MLP else set())
+    placed = set(NORM_NAMES[layer.norms]) - ({"mlp_norm"} if layer.mlp == NO_MLP else set())
     norms: dict[str, AnyNorm] = {
-        name: make_norm(spec.norm, spec.hidden_size) if name in placed else NoNorm() for name in names
+        name: make_norm(spec.norm, spec.hidden_size) if name in placed else NoNorm() for name in NORM_NAMES["sandwich"]
     }
     attention = build_mixer(spec, number, dtype)
     if layer.norms == "residual":

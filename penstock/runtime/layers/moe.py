@@ -1,5 +1,7 @@
 """The mixture-of-experts sublayer: a router and stacked experts."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -8,6 +10,9 @@ from penstock.runtime.layers.mlp import Gated
 from penstock.runtime.layers.parameter import unfilled
 from penstock.runtime.models.spec import MoE
 from penstock.runtime.ops.moe import Experts, mix_experts, route, route_by_groups
+
+Mix = Callable[[Tensor, Tensor, Tensor, Experts, MoE], Tensor]
+"""What chosen experts make of tokens: `mix_experts`, or what stands in for it where experts are dealt out or adapted."""
 
 
 class StackedExperts(nn.Module):
@@ -38,12 +43,13 @@ class MixtureOfExperts(nn.Module):
         self.experts = ExpertStack(spec, hidden_size, dtype)
         self.offsets = unfilled(spec.num_experts, dtype=torch.float32) if spec.scores == "sigmoid" else None
         """A bias that only the choice of experts sees."""
+        self.mix: Mix = mix_experts
         self.shared = Gated(spec.shared, hidden_size, dtype) if spec.shared else None
         self.shared_gate = Linear(hidden_size, 1, False, dtype) if spec.shared_gated else None
 
     def forward(self, x: Tensor) -> Tensor:
         weights, chosen = self.route(x)
-        mixed = mix_experts(x, weights, chosen, self.experts.weights(), self.spec)
+        mixed = self.mix(x, weights, chosen, self.experts.weights(), self.spec)
         if self.shared is None:
             return mixed
         beside = self.shared(x)

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from penstock.runtime.layers.embedding import Embedding
 from penstock.runtime.layers.linear import Linear
-from penstock.runtime.layers.moe import MixtureOfExperts
 from penstock.runtime.layers.norm import RMSNorm
 from penstock.runtime.layers.packed import PackedMatrix
-from penstock.runtime.ops.moe import mix_experts, route
+from penstock.runtime.models.spec import MoE
+from penstock.runtime.ops.moe import Experts, mix_experts
 from penstock.runtime.ops.parallel.collective import Peers, all_gather_columns, all_reduce, all_reduce_likeliest
 
 AnyTable = Embedding | Linear | PackedMatrix
@@ -71,23 +71,18 @@ class VocabularyEmbedding(VocabularyScores):
         return self.table.dtype  # type: ignore[return-value]
 
 
-class DealtMixture(nn.Module):
-    """Experts dealt out: each rank routes every token, computes what its own experts make of it, and the sum is the mixture."""
+class DealtExperts:
+    """In place of `mix_experts`: each rank computes what its own experts make of the tokens, and the sum is the mixture."""
 
-    def __init__(self, mixture: MixtureOfExperts, held: range, peers: Peers) -> None:
-        super().__init__()
-        self.spec = mixture.spec
-        self.router = mixture.router
-        self.experts = mixture.experts
+    def __init__(self, spec: MoE, held: range, peers: Peers) -> None:
         self.held = held
-        self.own_spec = replace(mixture.spec, num_experts=len(held))
+        self.own_spec = replace(spec, num_experts=len(held))
         self._peers = peers
 
-    def forward(self, x: Tensor) -> Tensor:
-        weights, chosen = route(self.router(x), self.spec)
+    def __call__(self, x: Tensor, weights: Tensor, chosen: Tensor, experts: Experts, spec: MoE) -> Tensor:
         own = chosen - self.held.start
         is_own = (own >= 0) & (own < len(self.held))
-        mixed = mix_experts(x, weights * is_own, own * is_own, self.experts.weights(), self.own_spec)
+        mixed = mix_experts(x, weights * is_own, own * is_own, experts, self.own_spec)
         return all_reduce(mixed, self._peers)
 
 

@@ -5,7 +5,7 @@ model than it holds.
 """
 
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from penstock.errors import ConfigError, PenstockError
@@ -14,6 +14,7 @@ from penstock.runtime.models.registry import BY_CLASS, BY_GGUF, read_config, rea
 from penstock.runtime.models.spec import (
     GQA,
     MLA,
+    DynamicScaling,
     GatedMLP,
     LinearScaling,
     Llama3Scaling,
@@ -175,43 +176,35 @@ def _stated_context(spec: ModelSpec) -> int:
             return spec.max_context
 
 
+_ROPE_TYPES: dict[type, str] = {
+    LinearScaling: "linear",
+    DynamicScaling: "dynamic",
+    YarnScaling: "yarn",
+    Llama3Scaling: "llama3",
+    LongRopeScaling: "longrope",
+}
+_ORIGINAL = "original_max_position_embeddings"
+_ROPE_KEYS = {
+    "original_context": _ORIGINAL,
+    "low_frequency_factor": "low_freq_factor",
+    "high_frequency_factor": "high_freq_factor",
+    "short_factors": "short_factor",
+    "long_factors": "long_factor",
+}
+"""Where a config's name for a field of ours is another."""
+
+
 def _rope_config(rope: Rope | None) -> dict[str, Any]:
     if rope is None:
         return {}
-    config: dict[str, Any] = {"rope_theta": rope.theta}
-    match rope.scaling:
-        case None:
-            pass
-        case LinearScaling(factor):
-            config["rope_scaling"] = {"rope_type": "linear", "factor": factor}
-        case YarnScaling() as yarn:
-            config["rope_scaling"] = {
-                "rope_type": "yarn",
-                "factor": yarn.factor,
-                "original_max_position_embeddings": yarn.original_context,
-                "beta_fast": yarn.beta_fast,
-                "beta_slow": yarn.beta_slow,
-                "attention_factor": yarn.attention_factor,
-                "truncate": yarn.truncate,
-            }
-        case Llama3Scaling() as three:
-            config["rope_scaling"] = {
-                "rope_type": "llama3",
-                "factor": three.factor,
-                "low_freq_factor": three.low_frequency_factor,
-                "high_freq_factor": three.high_frequency_factor,
-                "original_max_position_embeddings": three.original_context,
-            }
-        case LongRopeScaling() as long:
-            config["original_max_position_embeddings"] = long.original_context
-            config["rope_scaling"] = {
-                "rope_type": "longrope",
-                "short_factor": list(long.short_factors),
-                "long_factor": list(long.long_factors),
-                "attention_factor": long.attention_factor,
-            }
-        case _:
-            config["rope_scaling"] = {"rope_type": "dynamic", "factor": rope.scaling.factor}
+    if rope.scaling is None:
+        return {"rope_theta": rope.theta}
+    section = {_ROPE_KEYS.get(name, name): value for name, value in asdict(rope.scaling).items()}
+    config: dict[str, Any] = {"rope_theta": rope.theta, "rope_scaling": section}
+    section["rope_type"] = _ROPE_TYPES[type(rope.scaling)]
+    if isinstance(rope.scaling, DynamicScaling | LongRopeScaling):
+        original = section.pop(_ORIGINAL)
+        config |= {_ORIGINAL: original} if isinstance(rope.scaling, LongRopeScaling) else {}
     return config
 
 

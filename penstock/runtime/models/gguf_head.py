@@ -14,6 +14,16 @@ from penstock.runtime.models.positions import FACTOR_TENSORS, rope_from_gguf
 from penstock.runtime.models.shape import DecoderShape
 from penstock.runtime.models.spec import MLP, Activation, GatedMLP, MoE, Norm, Rope
 
+_SIZES = limits.SizeNames(
+    hidden_size="embedding_length",
+    num_layers="block_count",
+    num_heads="attention.head_count",
+    num_kv_heads="attention.head_count_kv",
+    head_dim="attention.key_length",
+    width="feed_forward_length",
+    vocab_size="vocab_size",
+    context="context_length",
+)
 _UNBUILT: dict[str, tuple[Any, ...]] = {
     "attention.scale": (0.0,),
     "attention.clamp_kqv": (0.0,),
@@ -61,34 +71,18 @@ class GgufHead:
         fields = self.fields
         for name, allowed in _UNBUILT.items():
             fields.expect(name, *allowed)
-        hidden_size = fields.whole("embedding_length", 1, limits.MAX_HIDDEN)
-        num_heads = fields.whole("attention.head_count", 1, limits.MAX_HEADS)
-        if fields.has("attention.key_length"):
-            head_dim = fields.whole("attention.key_length", 1, limits.MAX_HEAD_DIM)
-        else:
-            head_dim = limits.equal_share(fields, hidden_size, num_heads)
-        fields.expect("attention.value_length", head_dim)
         eps = "attention.layer_norm_rms_epsilon" if norm == "rms" else "attention.layer_norm_epsilon"
-        return limits.checked(
-            fields,
-            DecoderShape(
-                hidden_size=hidden_size,
-                num_layers=fields.whole("block_count", 1, limits.MAX_LAYERS),
-                num_heads=num_heads,
-                num_kv_heads=fields.whole("attention.head_count_kv", 1, limits.MAX_HEADS, num_heads),
-                head_dim=head_dim,
-                width=fields.whole("feed_forward_length", 0, limits.MAX_WIDTH, 0),
-                vocab_size=self._vocab_size(),
-                context=fields.whole("context_length", 1, MAX_CONTEXT),
-                norm=Norm("rms" if norm == "rms" else "layer", fields.number(eps, 0.0, 1.0)),
-                tied="output.weight" not in self.names,
-            ),
-        )
-
-    def _vocab_size(self) -> int:
-        fields = self.fields
         tokens = None if fields.has("vocab_size") else len(self.general.items("tokenizer.ggml.tokens"))
-        return fields.whole("vocab_size", 1, limits.MAX_VOCABULARY, tokens)
+        shape = limits.read_shape(
+            fields,
+            _SIZES,
+            Norm("rms" if norm == "rms" else "layer", fields.number(eps, 0.0, 1.0)),
+            tied="output.weight" not in self.names,
+            vocab_size=tokens,
+            needs_width=False,
+        )
+        fields.expect("attention.value_length", shape.head_dim)
+        return shape
 
     def rope(self, shape: DecoderShape, *, truncate: bool = True, partial: bool = False) -> Rope:
         """`partial` says that the architecture may rotate only the first part of a head."""

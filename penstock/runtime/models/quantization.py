@@ -14,21 +14,15 @@ from penstock.runtime.models.fields import Fields
 from penstock.runtime.models.weights import (
     Awq,
     Coded,
-    Concat,
     Gptq,
-    HalvesPaired,
     Mxfp4,
     Nf4,
     PackQuantized,
-    Plus,
     Recipe,
     Recipes,
     ScaledBytes,
-    Stack,
-    Swap,
-    Take,
     Tensor,
-    Times,
+    on_tensors,
     sources,
 )
 
@@ -48,37 +42,14 @@ def replace_floats(config: Mapping[str, Any], recipes: Recipes, names: Collectio
     make_find = section.choice("quant_method", METHODS)
     read = {source for recipe in recipes.values() for source in sources(recipe)}
     find = make_find(section, names, read)
-    replaced = {name: _replaced(recipe, find) for name, recipe in recipes.items()}
+
+    def in_few_bits(tensor: Tensor) -> Recipe:
+        return (tensor.name.endswith(".weight") and find(tensor.name.removesuffix(".weight"))) or tensor
+
+    replaced = {name: on_tensors(recipe, in_few_bits) for name, recipe in recipes.items()}
     if names and replaced == recipes:
         raise ModelFileError("config.json names a quantization, but the checkpoint holds no matrix of that kind")
     return replaced
-
-
-def _replaced(recipe: Recipe, find: Find) -> Recipe:
-    def inner(part: Recipe) -> Recipe:
-        return _replaced(part, find)
-
-    match recipe:
-        case Tensor(name):
-            return find(name.removesuffix(".weight")) or recipe if name.endswith(".weight") else recipe
-        case Swap(Tensor() as part) if isinstance(inner(part), Coded | Mxfp4):
-            return inner(part)  # these are stored for a matrix [out, in], whatever the floats were
-        case Swap(part):
-            return Swap(inner(part))
-        case Concat(parts, axis):
-            return Concat(tuple(inner(part) for part in parts), axis)
-        case Stack(parts):
-            return Stack(tuple(inner(part) for part in parts))
-        case Take(part, start, stop, step, axis):
-            return Take(inner(part), start, stop, step, axis)
-        case HalvesPaired(part, num_heads):
-            return HalvesPaired(inner(part), num_heads)
-        case Plus(part, constant):
-            return Plus(inner(part), constant)
-        case Times(part, factor):
-            return Times(inner(part), factor)
-        case _:
-            return recipe
 
 
 def _awq(section: Fields, names: Collection[str], read: Collection[str]) -> Find:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.errors import ModelFileError
 from penstock.runtime.models.fields import MAX_CONTEXT, Fields
@@ -86,47 +86,57 @@ def local_layers(
     return [Layer(replace(attention, window=window if here else None), mlp, norms) for here in is_local]
 
 
+class SizeNames(NamedTuple):
+    """What a kind of file calls the sizes that every decoder has."""
+
+    hidden_size: str = "hidden_size"
+    num_layers: str = "num_hidden_layers"
+    num_heads: str = "num_attention_heads"
+    num_kv_heads: str = "num_key_value_heads"
+    head_dim: str = "head_dim"
+    width: str = "intermediate_size"
+    vocab_size: str = "vocab_size"
+    context: str = "max_position_embeddings"
+
+
 def shape_from_config(fields: Fields, *, tied: bool = False) -> DecoderShape:
-    """The names nearly every Hugging Face config shares; `tied` is what counts where it does not say."""
-    hidden_size = fields.whole("hidden_size", 1, MAX_HIDDEN)
-    num_heads = fields.whole("num_attention_heads", 1, MAX_HEADS)
-    if fields.has("head_dim"):
-        head_dim = fields.whole("head_dim", 1, MAX_HEAD_DIM)
-    else:
-        head_dim = equal_share(fields, hidden_size, num_heads)
-    return checked(
-        fields,
-        DecoderShape(
-            hidden_size=hidden_size,
-            num_layers=fields.whole("num_hidden_layers", 1, MAX_LAYERS),
-            num_heads=num_heads,
-            num_kv_heads=fields.whole("num_key_value_heads", 1, MAX_HEADS, num_heads),
-            head_dim=head_dim,
-            width=fields.whole("intermediate_size", 1, MAX_WIDTH),
-            vocab_size=fields.whole("vocab_size", 1, MAX_VOCABULARY),
-            context=fields.whole("max_position_embeddings", 1, MAX_CONTEXT),
-            norm=Norm("rms", fields.number("rms_norm_eps", 0.0, 1.0)),
-            tied=fields.flag("tie_word_embeddings", tied),
-        ),
-    )
+    """By the names nearly every Hugging Face config shares; `tied` is what counts where it does not say."""
+    norm = Norm("rms", fields.number("rms_norm_eps", 0.0, 1.0))
+    return read_shape(fields, SizeNames(), norm, tied=fields.flag("tie_word_embeddings", tied))
 
 
-def equal_share(fields: Fields, hidden_size: int, num_heads: int) -> int:
-    """What a head holds where the file does not say."""
-    if hidden_size % num_heads:
+def read_shape(
+    fields: Fields, names: SizeNames, norm: Norm, *, tied: bool, vocab_size: int | None = None, needs_width: bool = True
+) -> DecoderShape:
+    """`vocab_size` is what counts where the file does not say."""
+    hidden_size = fields.whole(names.hidden_size, 1, MAX_HIDDEN)
+    num_heads = fields.whole(names.num_heads, 1, MAX_HEADS)
+    if fields.has(names.head_dim):
+        head_dim = fields.whole(names.head_dim, 1, MAX_HEAD_DIM)
+    elif hidden_size % num_heads:
         raise ModelFileError(
             f"{fields.source}: a hidden size of {hidden_size} cannot be shared by {num_heads} heads; "
             "the file must state how much a head holds"
         )
-    return hidden_size // num_heads
-
-
-def checked(fields: Fields, shape: DecoderShape) -> DecoderShape:
-    if shape.num_heads % shape.num_kv_heads:
+    else:
+        head_dim = hidden_size // num_heads
+    num_kv_heads = fields.whole(names.num_kv_heads, 1, MAX_HEADS, num_heads)
+    if num_heads % num_kv_heads:
         raise ModelFileError(
-            f"{fields.source}: {shape.num_heads} query heads cannot share {shape.num_kv_heads} key-value heads evenly"
+            f"{fields.source}: {num_heads} query heads cannot share {num_kv_heads} key-value heads evenly"
         )
-    return shape
+    return DecoderShape(
+        hidden_size=hidden_size,
+        num_layers=fields.whole(names.num_layers, 1, MAX_LAYERS),
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        width=fields.whole(names.width, int(needs_width), MAX_WIDTH, None if needs_width else 0),
+        vocab_size=fields.whole(names.vocab_size, 1, MAX_VOCABULARY, vocab_size),
+        context=fields.whole(names.context, 1, MAX_CONTEXT),
+        norm=norm,
+        tied=tied,
+    )
 
 
 def num_experts(fields: Fields, name: str, num_layers: int) -> int:

@@ -3,7 +3,7 @@
 Neither the architecture nor the layers know of it: a shard is a model of fewer heads, columns, experts and layers, and its
 recipes take fewer rows and columns of the same tensors.
 
-    cut by rows      qkv (by heads), gate_up and up (by width), embedding and output (by token), norms over all heads, sinks
+    cut by rows      qkv, gate, sinks (by heads), gate_up, up (by width), embedding and output (by token), norms over all heads
     cut by columns   out, down: what they give is a part of a sum
     whole            norms, routers, learned positions, biases of what is cut by columns
 """
@@ -126,6 +126,8 @@ def _inside(name: str, recipe: Recipe, layer: Layer, place: RankPlace) -> Recipe
         case "attention.q_norm" | "attention.k_norm" if attention.qk_norm == "full":
             heads = place.heads(attention) if part.endswith("q_norm") else place.kv_heads(attention)
             return _rows(recipe, _scaled(heads, attention.head_dim))
+        case "attention.gate":
+            return _rows(recipe, _scaled(place.heads(attention), attention.head_dim))
         case "attention.out" if kind == "weight":
             return _columns(recipe, _scaled(place.heads(attention), attention.head_dim))
         case _ if part.startswith("mlp.experts.") and isinstance(mlp, MoE):

@@ -34,6 +34,13 @@ post      x + norm(f(x))            OLMo-2
 sandwich  x + norm(f(norm(x)))      Gemma 2 and 3
 residual  norm(x + f(x))            BERT
 """
+NORM_NAMES: dict[NormPlacement, tuple[str, ...]] = {
+    "pre": ("attention_norm", "mlp_norm"),
+    "post": ("attention_post_norm", "mlp_post_norm"),
+    "sandwich": ("attention_norm", "attention_post_norm", "mlp_norm", "mlp_post_norm"),
+    "residual": ("attention_norm", "mlp_norm"),
+}
+"""Norms that a layer has."""
 
 
 @dataclass(frozen=True, slots=True)

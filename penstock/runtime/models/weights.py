@@ -25,8 +25,8 @@ spec has one). All matrices are [out, in].
 sandwich.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +205,23 @@ def sources(recipe: Recipe) -> Iterator[str]:
                 yield from sources(part)
         case Take(part) | Swap(part) | HalvesPaired(part) | Plus(part) | Times(part):
             yield from sources(part)
+
+
+def on_tensors(recipe: Recipe, change: Callable[[Tensor], Recipe]) -> Recipe:
+    """The same recipe over what `change` makes of each tensor. Matrices in few bits are stored [out, in], whatever the floats
+    were."""
+    match recipe:
+        case Tensor():
+            return change(recipe)
+        case Swap(part):
+            made = on_tensors(part, change)
+            return made if isinstance(made, Coded | Mxfp4) else Swap(made)
+        case Concat() | Stack():
+            return replace(recipe, parts=tuple(on_tensors(part, change) for part in recipe.parts))
+        case Take() | HalvesPaired() | Plus() | Times():
+            return replace(recipe, part=on_tensors(recipe.part, change))
+        case _:
+            return recipe
 
 
 def row_parts(recipe: Recipe) -> Iterator[Recipe]:

@@ -1,8 +1,7 @@
 """Activations of the feed-forward sublayers, alone and as the gate of a pair."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,15 +25,7 @@ def activate(x: Tensor, activation: Activation) -> Tensor:
     return _PLAIN[activation](x)
 
 
-def _examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
-    generator = torch.Generator(device).manual_seed(2)
-    activations: tuple[Activation, ...] = ("silu", "gelu", "gelu_tanh", "swiglu_clamped", "relu2")
-    for dtype in (torch.float32, torch.float16):
-        for activation in activations:
-            yield torch.randn((5, 2 * 96), generator=generator, device=device).to(dtype) * 4, activation
-
-
-@operation(_examples)
+@operation
 def gate(gate_up: Tensor, activation: Activation) -> Tensor:
     """activation(first half) * second half, over the last axis."""
     first, second = gate_up.chunk(2, dim=-1)

@@ -4,9 +4,8 @@ Activations are rounded to 8-bit whole numbers too, each row by its own scale, s
 units; sums of products are exact. `PackedInt8` holds a matrix in the order CPU kernels read it.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,16 +25,7 @@ class Int8(NamedTuple):
     scales: Tensor
 
 
-def _round_examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
-    generator = torch.Generator(device).manual_seed(22)
-    for dtype in (torch.float32, torch.float16):
-        for shape in ((1, 64), (5, 256), (3, 1000)):
-            x = torch.randn(shape, generator=generator, device=device) * 3
-            x[-1] *= len(x) - 1  # a row of zeros
-            yield (x.to(dtype),)
-
-
-@operation(_round_examples)
+@operation
 def round_int8(x: Tensor) -> Int8:
     """Numbers [rows, columns] rounded by each row's largest; the scale of a row that is not finite is not, either."""
     wide = x.float()
@@ -44,17 +34,7 @@ def round_int8(x: Tensor) -> Int8:
     return Int8((wide * inverse[:, None]).nan_to_num().round().to(torch.int8), most / MOST)
 
 
-def _multiply_examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
-    generator = torch.Generator(device).manual_seed(23)
-    for dtype in (torch.float32, torch.float16, torch.bfloat16):
-        for tokens, size, num_out in ((1, 64, 96), (6, 96, 40), (20, 128, 48), (140, 64, 32)):
-            x = torch.randn((tokens, size), generator=generator, device=device)
-            weight = torch.randn((num_out, size), generator=generator, device=device) * size**-0.5
-            yield *round_int8(x), round_int8(weight), None, dtype
-            yield *round_int8(x), round_int8(weight), weight[:, 0].contiguous().to(dtype), dtype
-
-
-@operation(_multiply_examples)
+@operation
 def multiply_int8(values: Tensor, scales: Tensor, weight: Int8, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
     """Rounded rows times the matrix, the result in `dtype`."""
     product = (values.double() @ weight.values.double().t()).float() * weight.scales * scales[:, None]

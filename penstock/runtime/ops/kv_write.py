@@ -2,20 +2,19 @@
 blocks of it as bytes."""
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.runtime.models.spec import GQA, Rope
+from penstock.runtime.models.spec import GQA
 from penstock.runtime.ops.layout import AnyCache, LayerCache, ScaledCache
 from penstock.runtime.ops.norm import rms_norm
 from penstock.runtime.ops.op import operation
-from penstock.runtime.ops.rope import Angles, angle_table, rotate
+from penstock.runtime.ops.rope import Angles, rotate
 
 MOST_FLOAT = 448.0
 """The largest 8-bit float."""
@@ -51,16 +50,7 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> T
     return torch.from_numpy(room[start : start + num_bytes]).view(dtype).view(shape)
 
 
-def _write_examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
-    generator = torch.Generator(device).manual_seed(4)
-    kept = (None, None, torch.float8_e4m3fn, torch.int8)
-    for dtype, cache_dtype in zip((torch.float32, torch.float16) * 2, kept):
-        new = torch.randn((2, 5, 2, 16), generator=generator, device=device).to(dtype) * 3
-        slots = torch.tensor([9, 10, 31, 0, 16], device=device)
-        yield new[0], new[1], empty_cache((4, 8, 2, 16), cache_dtype or dtype, device), slots
-
-
-@operation(_write_examples)
+@operation
 def kv_write(keys: Tensor, values: Tensor, cache: AnyCache, slots: Tensor) -> None:
     """Writes keys and values [tokens, kv_heads, head_dim] to their slots."""
     new: tuple[Tensor, ...] = keys, values
@@ -85,23 +75,7 @@ def plain(numbers: Tensor) -> Tensor:
     return numbers.view(torch.uint8) if numbers.dtype == torch.float8_e4m3fn else numbers
 
 
-def _place_examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
-    generator = torch.Generator(device).manual_seed(5)
-    spec = GQA(6, 2, 16, Rope(16), 0.25)
-    slots = torch.tensor([9, 10, 31, 0, 16], device=device)
-    angles = angle_table(Rope(16), 64, device).at(torch.tensor([3, 4, 40, 0, 63], device=device))
-    ones = torch.ones(96, device=device)
-    for dtype in (torch.float32, torch.float16):
-        for norms in (None, HeadNorms(ones[:16] * 2, ones[:16], 1e-6), HeadNorms(ones, ones[:32] * 3, 1e-6)):
-            for turned in (angles, None):
-                qkv = torch.randn((5, 160), generator=generator, device=device).to(dtype)
-                yield qkv, spec, norms, turned, empty_cache((4, 8, 2, 16), dtype, device), slots
-    for cache_dtype in (torch.float8_e4m3fn, torch.int8):
-        qkv = torch.randn((5, 160), generator=generator, device=device) * 4
-        yield qkv, spec, None, angles, empty_cache((4, 8, 2, 16), cache_dtype, device), slots
-
-
-@operation(_place_examples)
+@operation
 def place_qkv(
     qkv: Tensor, spec: GQA, norms: HeadNorms | None, angles: Angles | None, cache: AnyCache, slots: Tensor
 ) -> Tensor:
@@ -153,28 +127,14 @@ class BlockParts:
         return torch.tensor([part.data_ptr() for part in self.tensors], device=self.tensors[0].device)
 
 
-def _block_examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
-    generator = torch.Generator(device).manual_seed(6)
-    blocks = torch.tensor([3, 0, 5], device=device)
-    for dtype, scales in ((torch.float16, False), (torch.uint8, True)):
-        parts = tuple([torch.randint(0, 100, (6, 8, 2, 24), generator=generator, device=device) for _ in range(3)])
-        parts = tuple([part.to(dtype) for part in parts])
-        yield blocks, BlockParts((*parts, torch.ones((6, 8, 2), device=device)) if scales else parts)
-
-
-@operation(_block_examples)
+@operation
 def gather_blocks(blocks: Tensor, parts: BlockParts) -> Tensor:
     """[blocks, bytes]: what those blocks have in all parts [num_blocks, ...], one part after another."""
     chosen = [plain(part).index_select(0, blocks).contiguous() for part in parts.tensors]
     return torch.cat([part.view(torch.uint8).view(len(blocks), -1) for part in chosen], dim=1)
 
 
-def _scatter_examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
-    for blocks, parts in _block_examples(device):
-        yield blocks, parts, gather_blocks.definition(blocks.flip(0), parts)
-
-
-@operation(_scatter_examples)
+@operation
 def scatter_blocks(blocks: Tensor, parts: BlockParts, rows: Tensor) -> None:
     """Writes what `gather_blocks` gave, here or elsewhere, to those blocks."""
     begin = 0

@@ -1,13 +1,12 @@
 """A mixture of experts: which experts are chosen for a token, and the weighted sum of their outputs."""
 
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from penstock.runtime.models.spec import GatedMLP, MoE
+from penstock.runtime.models.spec import MoE
 from penstock.runtime.ops.activation import gate
 from penstock.runtime.ops.op import operation
 
@@ -21,29 +20,14 @@ class Experts(NamedTuple):
     down_bias: Tensor | None
 
 
-def _route_examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
-    generator = torch.Generator(device).manual_seed(10)
-    for normalize in (False, True):
-        spec = MoE(8, 3, GatedMLP(16, "silu"), normalize)
-        yield torch.randn((9, 8), generator=generator, device=device), spec
-
-
-@operation(_route_examples)
+@operation
 def route(scores: Tensor, spec: MoE) -> tuple[Tensor, Tensor]:
     """Weights and numbers [tokens, num_active] of the experts chosen by router scores [tokens, experts]."""
     weights, chosen = torch.softmax(scores.float(), dim=-1).topk(spec.num_active, dim=-1)
     return weights / weights.sum(-1, keepdim=True) if spec.normalize else weights, chosen
 
 
-def _best_examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
-    generator = torch.Generator(device).manual_seed(12)
-    offsets = torch.randn(8, generator=generator, device=device)
-    scores = torch.randn((9, 8), generator=generator, device=device)
-    yield scores, offsets, MoE(8, 3, GatedMLP(16, "silu"), True, scores="sigmoid", num_groups=4, num_active_groups=2)
-    yield scores, None, MoE(8, 3, GatedMLP(16, "silu"), False, scale=2.5, num_groups=2, num_active_groups=1)
-
-
-@operation(_best_examples)
+@operation
 def route_by_groups(scores: Tensor, offsets: Tensor | None, spec: MoE) -> tuple[Tensor, Tensor]:
     """As `route`, from the best groups of experts alone. Offsets, which sigmoid scores have, are seen by the choice only; a
     group is then as good as its two best, else as its best."""
@@ -79,15 +63,7 @@ class Groups(NamedTuple):
     """
 
 
-def _group_examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
-    generator = torch.Generator(device).manual_seed(16)
-    for shape, num_experts, tile in (((1, 2), 6, 16), ((37, 8), 128, 16), ((600, 1), 100, 64), ((5000, 1), 12, 16)):
-        chosen = torch.randint(0, num_experts, shape, generator=generator, device=device)
-        chosen[len(chosen) // 2 :] = num_experts - 1
-        yield chosen, num_experts, tile
-
-
-@operation(_group_examples)
+@operation
 def group_pairs(chosen: Tensor, num_experts: int, tile: int) -> Groups:
     """Experts chosen [tokens, num_active], as runs of up to `tile` pairs of one expert."""
     counts = torch.bincount(chosen.flatten(), minlength=num_experts)
@@ -105,22 +81,7 @@ def max_tiles(num_pairs: int, num_experts: int, tile: int) -> int:
     return num_pairs // tile + num_experts
 
 
-def _examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
-    generator = torch.Generator(device).manual_seed(11)
-    sizes = ((1, False), (2, True), (7, True), (40, False), (60, True), (200, False))
-    for dtype in (torch.float32, torch.float16):
-        for tokens, has_bias in sizes if dtype == torch.float16 else sizes[:4]:
-            spec = MoE(6, 2, GatedMLP(32, "swiglu_clamped" if has_bias else "silu", has_bias), True)
-
-            def normal(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
-                return (torch.randn(shape, generator=generator, device=device) * 0.3).to(dtype)
-
-            biases = (normal(6, 64), normal(6, 24)) if has_bias else (None, None)
-            weights, chosen = route(torch.randn((tokens, 6), generator=generator, device=device), spec)
-            yield normal(tokens, 24), weights, chosen, Experts(normal(6, 64, 24), normal(6, 24, 32), *biases), spec
-
-
-@operation(_examples)
+@operation
 def mix_experts(x: Tensor, weights: Tensor, chosen: Tensor, experts: Experts, spec: MoE) -> Tensor:
     """The weighted sum of the chosen experts' outputs for each token of x [tokens, hidden]; experts of weight 0 are not
     computed."""

@@ -2,7 +2,7 @@
 
 An operation's definition is its meaning on every device. A kernel registers beside it for one type of device and says which
 arguments it fits; the first that fits runs. One parity test walks `OPERATIONS` and holds every kernel to its definition over
-the operation's own examples, so a kernel that is registered is a kernel that is tested.
+the operation's examples (`tests/ops/examples/`), so a kernel that is registered is a kernel that is tested.
 """
 
 from collections.abc import Callable, Iterator
@@ -11,14 +11,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Generic, ParamSpec, TypeVar
 
-import torch
-
 P = ParamSpec("P")
 R = TypeVar("R")
-
-Examples = Callable[[torch.device], Iterator[tuple[Any, ...]]]
-"""Makes argument lists on a device, the same ones every time."""
-
 
 IS_PLAIN: ContextVar[bool] = ContextVar("is_plain", default=False)
 
@@ -46,7 +40,6 @@ class Op(Generic[P, R]):
 
     name: str
     definition: Callable[P, R]
-    examples: Examples
     kernels: dict[str, list[Kernel[P, R]]] = field(default_factory=dict)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -72,15 +65,11 @@ class Op(Generic[P, R]):
 OPERATIONS: dict[str, Op[..., Any]] = {}
 
 
-def operation(examples: Examples) -> Callable[[Callable[P, R]], Op[P, R]]:
+def operation(definition: Callable[P, R]) -> Op[P, R]:
     """Makes the decorated function the definition of an operation of that name."""
-
-    def register(definition: Callable[P, R]) -> Op[P, R]:
-        op = Op(definition.__name__, definition, examples)
-        OPERATIONS[op.name] = op
-        return op
-
-    return register
+    op = Op(definition.__name__, definition)
+    OPERATIONS[op.name] = op
+    return op
 
 
 def _fits_all(*args: Any, **kwargs: Any) -> bool:

@@ -5,8 +5,7 @@ in the last bit grows with the position.
 """
 
 import math
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -106,17 +105,7 @@ def _llama3(rope: Rope, scaling: Llama3Scaling) -> Tensor:
     return torch.where(~is_long & ~is_short, mixed, stretched)
 
 
-def _examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
-    generator = torch.Generator(device).manual_seed(3)
-    for dtype in (torch.float32, torch.float16):
-        for tokens, heads, head_dim, dim in ((1, 12, 64, 64), (9, 3, 128, 128), (4, 2, 96, 32)):
-            table = angle_table(Rope(dim), 64, device)
-            positions = torch.arange(tokens, device=device) * 5
-            x = torch.randn((tokens, heads, head_dim), generator=generator, device=device).to(dtype)
-            yield x, table.at(positions)
-
-
-@operation(_examples)
+@operation
 def rotate(x: Tensor, angles: Angles) -> Tensor:
     """Turns the pairs (d, d + dim/2) of each head of x [tokens, heads, head_dim]; numbers past `dim` are kept."""
     half = angles.cosine.shape[-1]

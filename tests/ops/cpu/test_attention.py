@@ -7,11 +7,12 @@ import pytest
 import torch
 
 from penstock.runtime.models.spec import GQA
-from penstock.runtime.ops.attention import attention, example_layout
+from penstock.runtime.ops.attention import attention
 from penstock.runtime.ops.cpu import library as native
 from penstock.runtime.ops.cpu.library import KERNELS
 from penstock.runtime.ops.layout import AnyCache, BatchLayout, LayerCache, ScaledCache
 from tests.ops.cpu.test_product import opened
+from tests.ops.examples.attention import example_layout
 
 SPECS = [
     GQA(4, 4, 32, None, 0.2),

@@ -5,9 +5,9 @@ import torch
 
 from penstock.runtime.ops.cpu.library import KERNELS, Library, matrix_of, open_library
 from penstock.runtime.ops.packed import multiply, pack
-from penstock.runtime.ops.sampling.sample import packed as packed_bits
 from tests.machine import NUM_THREADS
 from tests.ops.cpu.matrices import BY_ROW, KINDS, random_matrix
+from tests.ops.examples.sampling_sample import packed as packed_bits
 
 ROWS = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 24, 25, 40, 70)
 

@@ -59,6 +59,7 @@ SAMPLES = [
         "",
         [("f", {"a": [1, [2.5, -300.0]], "b": {"x": True, "y": None}, "c": "it's ü"})],
     ),
+    Sample("llama-pythonic", "[f(a=[1, ], b={'x': 2, })]", "", [("f", {"a": [1], "b": {"x": 2}})]),
     Sample("llama-pythonic", "[1, 2] is a list", "[1, 2] is a list", []),
     Sample("mistral", f"[TOOL_CALLS][{JSON}, {STOP}]", "", BOTH),
     Sample(

@@ -31,12 +31,12 @@ from penstock.runtime.execution.load.adapters import MAX_RANK, TABLES, Adapter
 from penstock.runtime.execution.load.low_rank import LowRank
 from penstock.runtime.execution.load.magnitudes import AddUp, with_factors
 from penstock.runtime.layers.adapted.linear import LoraLinear
-from penstock.runtime.layers.adapted.mixture import ExpertChange, LoraMixture
+from penstock.runtime.layers.adapted.mixture import ExpertChange, LoraExperts
 from penstock.runtime.layers.adapted.step import AdapterStep
 from penstock.runtime.layers.adapted.table import LoraTable
 from penstock.runtime.layers.decoder import Decoder
 from penstock.runtime.layers.moe import MixtureOfExperts
-from penstock.runtime.layers.parallel import NormedProjection, StageInput, SummedLinear, VocabularyScores
+from penstock.runtime.layers.parallel import DealtExperts, NormedProjection, StageInput, SummedLinear, VocabularyScores
 from penstock.runtime.models.adapters import base_recipes, matrix_shape
 from penstock.runtime.models.sharding import ModelShard, shard_recipes
 from penstock.runtime.models.spec import ModelSpec
@@ -63,7 +63,7 @@ class ModuleBank:
         """Swaps the model's sublayers, in place; `spec` is that of the whole model."""
         self._linears: dict[str, LoraLinear] = {}
         self._tables: dict[str, LoraTable] = {}
-        self._mixtures: dict[str, LoraMixture] = {}
+        self._mixtures: dict[str, LoraExperts] = {}
         self._unplain: set[int] = set()
         self._is_cut = shard is not None and shard.place.ranks.tensor > 1
         self._rank = rounded_rank(max_rank)
@@ -110,9 +110,9 @@ class ModuleBank:
                 continue
             self._linears[path] = _replaced(model, path, partial(LoraLinear, sizes=shape.rows, step=step))
             room += self._rank * (len(shape.rows) * shape.columns + sum(shape.rows))
-        for path, module in list(model.named_modules()):
-            if isinstance(module, MixtureOfExperts):
-                self._mixtures[path] = _replaced(model, path, partial(LoraMixture, step=step))
+        for path, module in model.named_modules():
+            if isinstance(module, MixtureOfExperts) and not isinstance(module.mix, DealtExperts):
+                self._mixtures[path] = LoraExperts(module, step)
         for table in TABLES:
             there = getattr(model, table)
             if there is not None and not isinstance(there, StageInput):
@@ -202,8 +202,8 @@ class ModuleBank:
             parts = {part: adapter.experts.get(f"{path}.experts.{part}") for part in ("gate_up", "down")}
             if not any(parts.values()):
                 continue
-            device, spec = mixture.mixture.experts.down.weight.device, mixture.mixture.spec
-            gate_up = parts["gate_up"] or ((None,) * 2,) * spec.num_experts
+            device = mixture.like.device
+            gate_up = parts["gate_up"] or ((None,) * 2,) * len(mixture.like)
             joined = tuple(
                 _stacked([expert[number] for expert in gate_up], device) for number in range(len(gate_up[0]))
             )

@@ -115,15 +115,16 @@ class NativeBank:
             at = torch.where(slots == slot)[0]
             if not len(at):
                 continue
-            if softcap:
-                raise ModelFileError("adapters of the output matrix of a model with capped scores are not served")
             if "output" in adapter.tables:
-                scores[at] = functional.linear(hidden[at], adapter.tables["output"])
+                made = functional.linear(hidden[at], adapter.tables["output"])
+            else:
+                made = self._model.uncapped_scores(hidden[at]) if softcap else scores[at]
             change = adapter.changes.get("output", (None,))[0]
             if change is not None:
                 if change.scales is not None:
-                    scores[at] *= change.scales
-                scores[at] += (hidden[at] @ change.right.t()) @ change.left.t()
+                    made *= change.scales
+                made += (hidden[at] @ change.right.t()) @ change.left.t()
+            scores[at] = softcap * torch.tanh(made / softcap) if softcap else made
         return scores
 
     def _squares(self, name: str, change: LowRank) -> Tensor:

@@ -164,9 +164,15 @@ class NativeDecoder:
     def scores(self, hidden: Tensor) -> Tensor:
         """float32 scores over the vocabulary for some hidden states; the next call may write over them."""
         scores = self._scores[: len(hidden)] if len(hidden) <= len(self._scores) else None
-        softcap = self.spec.logit_softcap or 0.0
+        return self._multiply(hidden, self.spec.logit_softcap, scores)
+
+    def uncapped_scores(self, hidden: Tensor) -> Tensor:
+        """What a soft cap has still to bend, in memory of its own."""
+        return self._multiply(hidden, None, None)
+
+    def _multiply(self, hidden: Tensor, softcap: float | None, out: Tensor | None) -> Tensor:
         return self.library.multiply(
-            hidden, self._model.output, is_invariant=self._is_invariant, softcap=softcap, out=scores
+            hidden, self._model.output, is_invariant=self._is_invariant, softcap=softcap or 0.0, out=out
         )
 
     def likeliest(self, hidden: Tensor, allowed: tuple[Tensor, Tensor] | None = None) -> Tensor:

@@ -19,7 +19,7 @@ from penstock.runtime.layers.layer import AnyLayer
 from penstock.runtime.layers.moe import ExpertStack, MixtureOfExperts
 from penstock.runtime.layers.norm import NoNorm
 from penstock.runtime.layers.parallel import (
-    DealtMixture,
+    DealtExperts,
     NormedProjection,
     StageInput,
     SummedLinear,
@@ -27,7 +27,7 @@ from penstock.runtime.layers.parallel import (
     VocabularyScores,
 )
 from penstock.runtime.models.sharding import ModelShard
-from penstock.runtime.models.spec import GQA, MoE, only_gqa
+from penstock.runtime.models.spec import GQA, only_gqa
 from penstock.runtime.ops.parallel.collective import Peers
 
 
@@ -54,8 +54,8 @@ def join_shard(model: Decoder, shard: ModelShard, world: World) -> None:
         _join_attention(
             cast(Attention, layer.attention), only_gqa(whole.attention, "split over ranks"), shard, world.tensor
         )
-        if isinstance(layer.mlp, MixtureOfExperts) and isinstance(whole.mlp, MoE):
-            layer.register_module("mlp", _dealt(layer.mlp, whole.mlp, shard, world.stage))
+        if isinstance(layer.mlp, MixtureOfExperts):
+            _deal(layer.mlp, shard, world.stage)
         elif layer.mlp is not None:
             layer.mlp.register_module("down", SummedLinear(layer.mlp.get_submodule("down"), world.tensor))
     held = shard.vocabulary
@@ -78,9 +78,9 @@ def _join_attention(attention: Attention, whole: GQA, shard: ModelShard, peers: 
         attention.spec = replace(attention.spec, qk_norm=None)
 
 
-def _dealt(mixture: MixtureOfExperts, whole: MoE, shard: ModelShard, peers: Peers) -> DealtMixture:
+def _deal(mixture: MixtureOfExperts, shard: ModelShard, peers: Peers) -> None:
     place = shard.place
     bias = mixture.experts.down.bias
     if place.slice_index and bias is not None:  # it is added once, by the rank of the first slice
         mixture.experts.down.bias = nn.Parameter(torch.zeros_like(bias), requires_grad=False)
-    return DealtMixture(mixture, place.experts(whole), peers)
+    mixture.mix = DealtExperts(mixture.spec, place.experts(mixture.spec), peers)

@@ -4,17 +4,29 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-from penstock.runtime.models import gguf_names, hf_names
+from penstock.runtime.models import naming
 from penstock.runtime.models.fields import Fields
 from penstock.runtime.models.gguf_head import GgufHead
 from penstock.runtime.models.pooling import Pooling, pooling_from_gguf
 from penstock.runtime.models.shape import MAX_POSITIONS, MAX_TOKEN_TYPES, DecoderShape, activation, shape_from_config
 from penstock.runtime.models.spec import Activation, ModelSpec, Norm, PlainMLP
-from penstock.runtime.models.weights import Concat, Recipe, Recipes, Tensor
+from penstock.runtime.models.weights import Recipes, Tensor
 
-gguf_recipes = gguf_names.model
-_MATRICES = {"attention.out": "attention.output.dense", "mlp.up": "intermediate.dense", "mlp.down": "output.dense"}
-_NORMS = {"attention_norm": "attention.output.LayerNorm", "mlp_norm": "output.LayerNorm"}
+_BERT = {
+    "embedding": "embeddings.word_embeddings",
+    "positions": "embeddings.position_embeddings",
+    "token_types": "embeddings.token_type_embeddings",
+    "embedding_norm": "embeddings.LayerNorm",
+    "layers": "encoder.layer.{}.",
+    "attention.qkv": "attention.self.query attention.self.key attention.self.value",
+    "attention.out": "attention.output.dense",
+    "attention_norm": "attention.output.LayerNorm",
+    "mlp.up": "intermediate.dense",
+    "mlp.down": "output.dense",
+    "mlp_norm": "output.LayerNorm",
+}
+_GGUF = {**naming.GGUF, "attention_norm": "attn_output_norm", "mlp_norm": "layer_output_norm"}
+_OLD_NAMES = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
 
 
 def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
@@ -42,31 +54,15 @@ def _spec(shape: DecoderShape, activation: Activation, token_types: int, pooling
 
 
 def recipes(spec: ModelSpec, names: Collection[str] = ()) -> Recipes:
-    prefix = hf_names.find_prefix(names, "embeddings.word_embeddings.weight", ("", "bert."))
+    prefix = naming.find_prefix(names, "embeddings.word_embeddings.weight", ("", "bert."))
 
-    def norm(name: str) -> dict[str, Recipe]:
-        """Weight and bias; the oldest checkpoints call them gamma and beta."""
-        old = {"weight": "gamma", "bias": "beta"} if f"{name}.gamma" in names else {}
-        return {kind: Tensor(f"{name}.{old.get(kind, kind)}") for kind in ("weight", "bias")}
+    def found(tensor: Tensor) -> Tensor:
+        """The oldest checkpoints call a norm's weight and bias gamma and beta."""
+        norm, is_norm, kind = tensor.name.partition("LayerNorm.")
+        old = norm + _OLD_NAMES.get(is_norm + kind, "")
+        return Tensor(prefix + (old if prefix + old in names else tensor.name))
 
-    embeddings = f"{prefix}embeddings."
-    found: Recipes = {
-        "embedding.weight": Tensor(f"{embeddings}word_embeddings.weight"),
-        "positions.weight": Tensor(f"{embeddings}position_embeddings.weight"),
-    }
-    if spec.token_types:
-        found["token_types.weight"] = Tensor(f"{embeddings}token_type_embeddings.weight")
-    norms = {"embedding_norm": f"{embeddings}LayerNorm"}
-    for index in range(spec.num_layers):
-        ours, theirs = f"layers.{index}.", f"{prefix}encoder.layer.{index}."
-        norms |= {f"{ours}{mine}": f"{theirs}{name}" for mine, name in _NORMS.items()}
-        for kind in ("weight", "bias"):
-            parts = (f"{theirs}attention.self.{part}.{kind}" for part in ("query", "key", "value"))
-            found[f"{ours}attention.qkv.{kind}"] = Concat(tuple(map(Tensor, parts)))
-            found |= {f"{ours}{mine}.{kind}": Tensor(f"{theirs}{name}.{kind}") for mine, name in _MATRICES.items()}
-    for mine, theirs in norms.items():
-        found |= {f"{mine}.{kind}": recipe for kind, recipe in norm(theirs).items()}
-    return found
+    return naming.on_all(naming.recipes_of(spec, _BERT), found)
 
 
 def spec_from_gguf(head: GgufHead) -> ModelSpec:
@@ -76,3 +72,7 @@ def spec_from_gguf(head: GgufHead) -> ModelSpec:
     fields.whole("context_length", 1, MAX_POSITIONS)
     token_types = head.general.whole("tokenizer.ggml.token_type_count", 1, MAX_TOKEN_TYPES, 2)
     return _spec(shape, "gelu", token_types if "token_types.weight" in head.names else 0, pooling_from_gguf(fields))
+
+
+def gguf_recipes(spec: ModelSpec, names: Collection[str] = ()) -> Recipes:
+    return naming.recipes_of(spec, _GGUF, names)

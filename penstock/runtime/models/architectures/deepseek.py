@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
-from penstock.runtime.models import hf_names
+from penstock.runtime.models import naming
 from penstock.runtime.models.fields import Fields
 from penstock.runtime.models.positions import rope_from_config, yarn_attention_factor
 from penstock.runtime.models.shape import (
@@ -101,7 +101,7 @@ def _mixture(fields: Fields, shape: DecoderShape, function: Activation) -> MoE:
 
 def recipes(spec: ModelSpec, names: Collection[str] = ()) -> Recipes:
     """Of the layers that answer; `mtp_recipes` has the one behind them."""
-    return hf_names.decoder(spec) | hf_names.experts(spec)
+    return naming.recipes_of(spec)
 
 
 def mtp_recipes(spec: ModelSpec, names: Collection[str]) -> Recipes:

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-from penstock.runtime.models import gguf_names, hf_names
+from penstock.runtime.models import naming
 from penstock.runtime.models.fields import Fields
 from penstock.runtime.models.gguf_head import GgufHead
 from penstock.runtime.models.positions import rope_from_config
@@ -19,7 +19,7 @@ from penstock.runtime.models.shape import (
 from penstock.runtime.models.spec import GatedMLP, ModelSpec
 from penstock.runtime.models.weights import Recipes
 
-gguf_recipes = gguf_names.model
+gguf_recipes = naming.gguf_recipes
 
 
 def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
@@ -44,7 +44,7 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
 
 def recipes(spec: ModelSpec, names: Collection[str] = ()) -> Recipes:
     # Gemma's norms store their distance from one.
-    return hf_names.decoder(spec, norm_plus=1.0)
+    return naming.recipes_of(spec, naming.HF_SANDWICH, norm_plus=1.0)
 
 
 def gguf_scale(shape: DecoderShape, num_layers_of_27b: int) -> float:

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-from penstock.runtime.models import hf_names
+from penstock.runtime.models import naming
 from penstock.runtime.models.architectures import gemma2
 from penstock.runtime.models.fields import Fields
 from penstock.runtime.models.gguf_head import GgufHead
@@ -81,9 +81,11 @@ def _ropes(fields: Fields, shape: DecoderShape) -> tuple[Rope, Rope]:
 
 def recipes(spec: ModelSpec, names: Collection[str] = ()) -> Recipes:
     prefixes = ("model.", "language_model.model.", "model.language_model.")
-    prefix = hf_names.find_prefix(names, "embed_tokens.weight", prefixes)
-    head = "language_model.lm_head.weight" if prefix == prefixes[1] else "lm_head.weight"
-    return hf_names.decoder(spec, prefix, head, norm_plus=1.0)
+    prefix = naming.find_prefix(names, "embed_tokens.weight", prefixes)
+    table = naming.prefixed(naming.HF_SANDWICH, prefix)
+    if prefix == prefixes[1]:
+        table["output"] = "language_model.lm_head"
+    return naming.recipes_of(spec, table, norm_plus=1.0)
 
 
 def spec_from_gguf(head: GgufHead) -> ModelSpec:

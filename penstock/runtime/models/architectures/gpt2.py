@@ -4,51 +4,38 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-from penstock.runtime.models import gguf_names, hf_names
+from penstock.runtime.models import naming
 from penstock.runtime.models.fields import Fields
 from penstock.runtime.models.gguf_head import GgufHead
-from penstock.runtime.models.shape import (
-    MAX_HEADS,
-    MAX_HIDDEN,
-    MAX_LAYERS,
-    MAX_POSITIONS,
-    MAX_VOCABULARY,
-    MAX_WIDTH,
-    DecoderShape,
-    activation,
-    equal_share,
-)
+from penstock.runtime.models.shape import MAX_HIDDEN, MAX_POSITIONS, DecoderShape, SizeNames, activation, read_shape
 from penstock.runtime.models.spec import Activation, Layer, ModelSpec, Norm, PlainMLP
-from penstock.runtime.models.weights import Recipes, Swap, Tensor
+from penstock.runtime.models.weights import Recipe, Recipes, Swap, Tensor
 
-gguf_recipes = gguf_names.model
-_MATRICES = {
+gguf_recipes = naming.gguf_recipes
+_SIZES = SizeNames("n_embd", "n_layer", "n_head", "n_head", "n_embd_head", "n_inner", "vocab_size", "n_positions")
+_GPT2 = {
+    "embedding": "wte",
+    "positions": "wpe",
+    "norm": "ln_f",
+    "output": "lm_head",
+    "layers": "h.{}.",
+    "attention_norm": "ln_1",
     "attention.qkv": "attn.c_attn",
     "attention.out": "attn.c_proj",
+    "mlp_norm": "ln_2",
     "mlp.up": "mlp.c_fc",
     "mlp.down": "mlp.c_proj",
 }
-_NORMS = {"attention_norm": "ln_1", "mlp_norm": "ln_2"}
 
 
 def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     fields = Fields(config)
     fields.expect("scale_attn_weights", True)
     fields.expect("add_cross_attention", False)
-    hidden_size = fields.whole("n_embd", 1, MAX_HIDDEN)
-    num_heads = fields.whole("n_head", 1, MAX_HEADS)
-    shape = DecoderShape(
-        hidden_size=hidden_size,
-        num_layers=fields.whole("n_layer", 1, MAX_LAYERS),
-        num_heads=num_heads,
-        num_kv_heads=num_heads,
-        head_dim=equal_share(fields, hidden_size, num_heads),
-        width=fields.whole("n_inner", 1, MAX_WIDTH, 4 * hidden_size),
-        vocab_size=fields.whole("vocab_size", 1, MAX_VOCABULARY),
-        context=fields.whole("n_positions", 1, MAX_POSITIONS),
-        norm=Norm("layer", fields.number("layer_norm_epsilon", 0.0, 1.0, 1e-5)),
-        tied=fields.flag("tie_word_embeddings", True),
-    )
+    fields.whole("n_positions", 1, MAX_POSITIONS)
+    norm = Norm("layer", fields.number("layer_norm_epsilon", 0.0, 1.0, 1e-5))
+    fields = fields.or_else({"n_inner": 4 * fields.whole("n_embd", 1, MAX_HIDDEN)})
+    shape = read_shape(fields, _SIZES, norm, tied=fields.flag("tie_word_embeddings", True))
     kind = activation(fields, "activation_function", "gelu_new")
     return _spec(shape, kind, fields.flag("scale_attn_by_inverse_layer_idx", False))
 
@@ -63,17 +50,15 @@ def _spec(shape: DecoderShape, activation: Activation, damped: bool = False) -> 
 
 
 def recipes(spec: ModelSpec, names: Collection[str] = ()) -> Recipes:
-    prefix = hf_names.find_prefix(names, "wte.weight", ("transformer.", ""))
-    found = hf_names.ends(spec, f"{prefix}wte.weight", f"{prefix}ln_f.weight")
-    found |= {"positions.weight": Tensor(f"{prefix}wpe.weight"), "norm.bias": Tensor(f"{prefix}ln_f.bias")}
-    for index in range(spec.num_layers):
-        ours, theirs = f"layers.{index}.", f"{prefix}h.{index}."
-        for mine, name in _MATRICES.items():
-            found[f"{ours}{mine}.weight"] = Swap(Tensor(f"{theirs}{name}.weight"))
-            found[f"{ours}{mine}.bias"] = Tensor(f"{theirs}{name}.bias")
-        for mine, name in _NORMS.items():
-            found |= {f"{ours}{mine}.{kind}": Tensor(f"{theirs}{name}.{kind}") for kind in ("weight", "bias")}
-    return found
+    prefix = naming.find_prefix(names, "wte.weight", ("transformer.", ""))
+
+    def found(tensor: Tensor) -> Recipe:
+        if tensor.name == "lm_head.weight":
+            return tensor
+        is_swapped = ".c_" in tensor.name and tensor.name.endswith(".weight")
+        return Swap(Tensor(prefix + tensor.name)) if is_swapped else Tensor(prefix + tensor.name)
+
+    return naming.on_all(naming.recipes_of(spec, _GPT2), found)
 
 
 def spec_from_gguf(head: GgufHead) -> ModelSpec:

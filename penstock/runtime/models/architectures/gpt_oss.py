@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-from penstock.runtime.models import gguf_names, hf_names
+from penstock.runtime.models import naming
 from penstock.runtime.models.fields import Fields
 from penstock.runtime.models.gguf_head import GgufHead
 from penstock.runtime.models.positions import rope_from_config
@@ -13,6 +13,8 @@ from penstock.runtime.models.spec import GatedMLP, ModelSpec, MoE
 from penstock.runtime.models.weights import Concat, Mxfp4, Recipe, Recipes, Swap, Take, Tensor
 
 _ROPE = {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096, "truncate": False}
+_NAMES = {mine: name for mine, name in naming.HF.items() if ".experts." not in mine} | {"mlp.router": "mlp.router"}
+_GGUF_NAMES = {**naming.GGUF, "mlp_norm": "post_attention_norm"}
 
 
 def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
@@ -33,7 +35,7 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
 
 
 def recipes(spec: ModelSpec, names: Collection[str] = ()) -> Recipes:
-    found = hf_names.decoder(spec)
+    found = naming.recipes_of(spec, _NAMES)
     for index, layer in enumerate(spec.layers):
         if isinstance(layer.mlp, MoE):
             found |= _experts(layer.mlp.expert.width, f"layers.{index}.mlp.", f"model.layers.{index}.mlp.", names)
@@ -53,8 +55,6 @@ def _experts(width: int, ours: str, theirs: str, names: Collection[str]) -> Reci
         return Concat(tuple(Take(part, start, 2 * width, step=2, axis=1) for start in (0, 1)), axis=1)
 
     return {
-        f"{ours}router.weight": Tensor(f"{theirs}router.weight"),
-        f"{ours}router.bias": Tensor(f"{theirs}router.bias"),
         f"{ours}experts.gate_up.weight": gate_then_up(matrix("gate_up_proj")),
         f"{ours}experts.gate_up.bias": gate_then_up(Tensor(f"{theirs}experts.gate_up_proj_bias")),
         f"{ours}experts.down.weight": matrix("down_proj"),
@@ -71,4 +71,4 @@ def spec_from_gguf(head: GgufHead) -> ModelSpec:
 
 
 def gguf_recipes(spec: ModelSpec, names: Collection[str] = ()) -> Recipes:
-    return gguf_names.model(spec, names, norms={"attention_norm": "attn_norm", "mlp_norm": "post_attention_norm"})
+    return naming.recipes_of(spec, _GGUF_NAMES, names)

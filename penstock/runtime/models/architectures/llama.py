@@ -4,13 +4,15 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-from penstock.runtime.models import gguf_names, hf_names
+from penstock.runtime.models import naming
 from penstock.runtime.models.fields import Fields
 from penstock.runtime.models.gguf_head import GgufHead
 from penstock.runtime.models.positions import rope_from_config
 from penstock.runtime.models.shape import activation, shape_from_config
-from penstock.runtime.models.spec import GatedMLP, ModelSpec
-from penstock.runtime.models.weights import Recipes
+from penstock.runtime.models.spec import GatedMLP, ModelSpec, only_gqa
+from penstock.runtime.models.weights import HalvesPaired, Recipe, Recipes, Tensor
+
+_GGUF_NAMES = {**naming.GGUF, "attention.qkv": "attn_q attn_k attn_v"}
 
 
 def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
@@ -24,7 +26,8 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
 
 
 def recipes(spec: ModelSpec, names: Collection[str] = ()) -> Recipes:
-    return hf_names.decoder(spec, hf_names.find_prefix(names, "embed_tokens.weight", ("model.", "")))
+    prefix = naming.find_prefix(names, "embed_tokens.weight", ("model.", ""))
+    return naming.recipes_of(spec, naming.prefixed(naming.HF, prefix))
 
 
 def spec_from_gguf(head: GgufHead) -> ModelSpec:
@@ -38,4 +41,12 @@ def spec_from_gguf(head: GgufHead) -> ModelSpec:
 
 
 def gguf_recipes(spec: ModelSpec, names: Collection[str] = ()) -> Recipes:
-    return gguf_names.model(spec, names, neighbours_paired=True)
+    """Rows of q and k are stored in pairs for interleaved RoPE."""
+    attention = only_gqa(spec.layers[0].attention, "read from GGUF")
+    num_heads = {"attn_q": attention.num_heads, "attn_k": attention.num_kv_heads}
+
+    def paired(tensor: Tensor) -> Recipe:
+        count = num_heads.get(tensor.name.split(".")[-2])
+        return tensor if count is None else HalvesPaired(tensor, count)
+
+    return naming.on_all(naming.recipes_of(spec, _GGUF_NAMES, names), paired)

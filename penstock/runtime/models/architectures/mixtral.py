@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-from penstock.runtime.models import hf_names
+from penstock.runtime.models import naming
 from penstock.runtime.models.architectures import llama
 from penstock.runtime.models.fields import Fields
 from penstock.runtime.models.gguf_head import GgufHead
@@ -14,6 +14,12 @@ from penstock.runtime.models.spec import GatedMLP, ModelSpec
 from penstock.runtime.models.weights import Recipes
 
 gguf_recipes = llama.gguf_recipes
+_NAMES = {
+    **naming.HF,
+    "mlp.router": "block_sparse_moe.gate",
+    "mlp.experts.gate_up": "block_sparse_moe.experts.{}.w1 block_sparse_moe.experts.{}.w3",
+    "mlp.experts.down": "block_sparse_moe.experts.{}.w2",
+}
 
 
 def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
@@ -27,7 +33,7 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
 
 
 def recipes(spec: ModelSpec, names: Collection[str] = ()) -> Recipes:
-    return hf_names.decoder(spec) | hf_names.experts(spec, "block_sparse_moe", gate="w1", up="w3", down="w2")
+    return naming.recipes_of(spec, _NAMES)
 
 
 def spec_from_gguf(head: GgufHead) -> ModelSpec:

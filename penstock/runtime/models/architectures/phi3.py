@@ -4,13 +4,17 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-from penstock.runtime.models import gguf_names, hf_names
+from penstock.runtime.models import naming
 from penstock.runtime.models.fields import Fields
 from penstock.runtime.models.gguf_head import GgufHead
 from penstock.runtime.models.positions import rope_from_config
 from penstock.runtime.models.shape import activation, shape_from_config, sliding_window
 from penstock.runtime.models.spec import GatedMLP, ModelSpec
-from penstock.runtime.models.weights import Recipes, Tensor
+from penstock.runtime.models.weights import Recipes
+
+_NAMES = {**naming.HF, "attention.qkv": "self_attn.qkv_proj", "mlp.gate_up": "mlp.gate_up_proj"}
+_GGUF_NAMES = {**naming.GGUF, "mlp.gate_up": "ffn_up"}
+"""The file's "up" holds the gate's rows before its own."""
 
 
 def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
@@ -24,12 +28,7 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
 
 
 def recipes(spec: ModelSpec, names: Collection[str] = ()) -> Recipes:
-    found = hf_names.decoder(spec)
-    for index in range(spec.num_layers):
-        ours, theirs = f"layers.{index}.", f"model.layers.{index}."
-        found[f"{ours}attention.qkv.weight"] = Tensor(f"{theirs}self_attn.qkv_proj.weight")
-        found[f"{ours}mlp.gate_up.weight"] = Tensor(f"{theirs}mlp.gate_up_proj.weight")
-    return found
+    return naming.recipes_of(spec, _NAMES)
 
 
 def spec_from_gguf(head: GgufHead) -> ModelSpec:
@@ -39,8 +38,4 @@ def spec_from_gguf(head: GgufHead) -> ModelSpec:
 
 
 def gguf_recipes(spec: ModelSpec, names: Collection[str] = ()) -> Recipes:
-    found = gguf_names.model(spec, names)
-    for index in range(spec.num_layers):
-        # The file's "up" holds the gate's rows before its own.
-        found[f"layers.{index}.mlp.gate_up.weight"] = Tensor(f"blk.{index}.ffn_up.weight")
-    return found
+    return naming.recipes_of(spec, _GGUF_NAMES, names)

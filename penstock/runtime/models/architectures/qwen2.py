@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from penstock.runtime.models import gguf_names
+from penstock.runtime.models import naming
 from penstock.runtime.models.architectures import llama
 from penstock.runtime.models.fields import Fields
 from penstock.runtime.models.gguf_head import GgufHead
@@ -13,7 +13,7 @@ from penstock.runtime.models.shape import MAX_LAYERS, activation, shape_from_con
 from penstock.runtime.models.spec import GatedMLP, Layer, ModelSpec
 
 recipes = llama.recipes
-gguf_recipes = gguf_names.model
+gguf_recipes = naming.gguf_recipes
 
 
 def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-from penstock.runtime.models import hf_names
+from penstock.runtime.models import naming
 from penstock.runtime.models.architectures import qwen2
 from penstock.runtime.models.architectures.qwen3 import attention_from_config
 from penstock.runtime.models.fields import Fields
@@ -42,7 +42,7 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
 
 
 def recipes(spec: ModelSpec, names: Collection[str] = ()) -> Recipes:
-    return hf_names.decoder(spec) | hf_names.experts(spec)
+    return naming.recipes_of(spec)
 
 
 def spec_from_gguf(head: GgufHead) -> ModelSpec:

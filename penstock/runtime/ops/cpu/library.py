@@ -7,10 +7,11 @@ library is loaded.
 
 import ctypes
 from collections.abc import Callable, Sequence
-from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p
+from ctypes import POINTER, Structure, c_char_p, c_float, c_int32, c_int64, c_void_p
 from functools import cache
 from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,104 +38,72 @@ PARTS = ("start", "read", "qkv", "place", "attention", "out", "gate_up", "down",
 """Of a step, as the library numbers them; each mark is made when its part ends."""
 
 
+def _fields(*runs: tuple[Any, str]) -> tuple[tuple[str, Any], ...]:
+    """Names of fields in runs of one type."""
+    return tuple((name, kind) for kind, names in runs for name in names.split())
+
+
 class Mark(Structure):
     """The first thread ended a part of a step."""
 
-    _fields_ = (("time_ns", c_int64), ("part", c_int32), ("layer", c_int32))
+    _fields_ = _fields((c_int64, "time_ns"), (c_int32, "part layer"))
 
 
 class Matrix(Structure):
-    _fields_ = (
-        ("data", c_void_p),
-        ("bias", c_void_p),
-        ("row_scales", c_void_p),
-        *((name, c_int32) for name in ("bits", "has_minimum", "num_rows", "num_columns")),
-    )
+    _fields_ = _fields((c_void_p, "data bias row_scales"), (c_int32, "bits has_minimum num_rows num_columns"))
 
 
 class NativeLayer(Structure):
-    _fields_ = (
-        ("qkv", Matrix),
-        ("out", Matrix),
-        ("gate_up", Matrix),
-        ("down", Matrix),
-        ("attention_norm", c_void_p),
-        ("attention_post_norm", c_void_p),
-        ("mlp_norm", c_void_p),
-        ("mlp_post_norm", c_void_p),
-        ("q_norm", c_void_p),
-        ("k_norm", c_void_p),
-        ("keys", c_void_p),
-        ("values", c_void_p),
-        ("key_scales", c_void_p),
-        ("value_scales", c_void_p),
-        ("window", c_int32),
-        ("rotation", c_int32),
-        ("scale", c_float),
-        ("softcap", c_float),
-        ("table", c_int32),
+    _fields_ = _fields(
+        (Matrix, "qkv out gate_up down"),
+        (c_void_p, "attention_norm attention_post_norm mlp_norm mlp_post_norm q_norm k_norm"),
+        (c_void_p, "keys values key_scales value_scales"),
+        (c_int32, "window rotation"),
+        (c_float, "scale softcap"),
+        (c_int32, "table"),
     )
 
 
 class NativeModel(Structure):
-    _fields_ = (
-        ("layers", POINTER(NativeLayer)),
-        ("norm", c_void_p),
-        ("embedding", Matrix),
-        ("output", Matrix),
-        *((name, c_int32) for name in ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim")),
-        *((name, c_int32) for name in ("rotary_dim", "mlp_width", "block_size", "activation", "invariant")),
-        *((name, c_float) for name in ("eps", "embedding_scale", "logit_softcap")),
-        ("block_stride", c_int32),
+    _fields_ = _fields(
+        (POINTER(NativeLayer), "layers"),
+        (c_void_p, "norm"),
+        (Matrix, "embedding output"),
+        (c_int32, "num_layers hidden_size num_heads num_kv_heads head_dim"),
+        (c_int32, "rotary_dim mlp_width block_size activation invariant"),
+        (c_float, "eps embedding_scale logit_softcap"),
+        (c_int32, "block_stride"),
     )
 
 
 class NativeStep(Structure):
-    _fields_ = (
-        ("token_ids", c_void_p),
-        ("slots", c_void_p),
-        ("block_tables", c_void_p),
-        ("query_starts", c_void_p),
-        ("contexts", c_void_p),
-        ("cosines", POINTER(c_void_p)),
-        ("sines", POINTER(c_void_p)),
-        ("hidden", c_void_p),
-        ("num_tokens", c_int32),
-        ("num_chunks", c_int32),
-        ("table_stride", c_int32),
-        ("reserved", c_int32),
+    _fields_ = _fields(
+        (c_void_p, "token_ids slots block_tables query_starts contexts"),
+        (POINTER(c_void_p), "cosines sines"),
+        (c_void_p, "hidden"),
+        (c_int32, "num_tokens num_chunks table_stride reserved"),
     )
 
 
 class RowsStep(Structure):
     """Repeats `native/rows.h`."""
 
-    _fields_ = (
-        *((name, c_void_p) for name in ("tokens", "tables", "num_blocks")),
-        ("cosines", POINTER(c_void_p)),
-        ("sines", POINTER(c_void_p)),
-        *((name, c_void_p) for name in ("chunks", "hidden", "drawn")),
-        *((name, c_int32) for name in ("token_stride", "table_stride", "num_rotations", "num_chunks")),
-        *((name, c_int32) for name in ("draws", "yields", "num_tables")),
+    _fields_ = _fields(
+        (c_void_p, "tokens tables num_blocks"),
+        (POINTER(c_void_p), "cosines sines"),
+        (c_void_p, "chunks hidden drawn"),
+        (c_int32, "token_stride table_stride num_rotations num_chunks draws yields num_tables"),
     )
 
 
 class Product(Structure):
-    _fields_ = (
-        ("x", c_void_p),
-        ("out", c_void_p),
-        ("likeliest", c_void_p),
-        ("num_rows", c_int32),
-        ("number", c_int32),
-        ("invariant", c_int32),
-        ("softcap", c_float),
-    )
+    _fields_ = _fields((c_void_p, "x out likeliest"), (c_int32, "num_rows number invariant"), (c_float, "softcap"))
 
 
 class Allowed(Structure):
     """Repeats `native/step.h`."""
 
-    _fields_ = (("bits", c_void_p), ("masks", c_void_p), ("stride", c_int64))
+    _fields_ = _fields((c_void_p, "bits masks"), (c_int64, "stride"))
 
 
 ADD_UP = ctypes.CFUNCTYPE(c_int32, c_void_p, c_int64)
@@ -144,43 +113,51 @@ ADD_UP = ctypes.CFUNCTYPE(c_int32, c_void_p, c_int64)
 class Sharing(Structure):
     """Repeats `native/step.h`."""
 
-    _fields_ = (("add_up", ADD_UP), ("inputs", c_void_p), ("first_token", c_int64))
+    _fields_ = _fields((ADD_UP, "add_up"), (c_void_p, "inputs"), (c_int64, "first_token"))
 
 
 class AdapterPart(Structure):
     """Repeats `native/adapted.h`, as all that follow."""
 
-    _fields_ = (
-        ("a", c_void_p),
-        ("b", c_void_p),
-        *((name, c_int32) for name in ("rank", "first", "size", "reserved")),
-    )
+    _fields_ = _fields((c_void_p, "a b"), (c_int32, "rank first size reserved"))
 
 
 class AdapterMatrix(Structure):
-    _fields_ = (("parts", AdapterPart * 3), ("factors", c_void_p), ("num_parts", c_int32), ("reserved", c_int32))
+    _fields_ = _fields((AdapterPart * 3, "parts"), (c_void_p, "factors"), (c_int32, "num_parts reserved"))
 
 
 class AdapterLayer(Structure):
-    _fields_ = tuple((name, AdapterMatrix) for name in ("qkv", "out", "gate_up", "down"))
+    _fields_ = _fields((AdapterMatrix, "qkv out gate_up down"))
 
 
 class NativeAdapter(Structure):
-    _fields_ = (
-        ("layers", POINTER(AdapterLayer)),
-        *((name, c_void_p) for name in ("embedding", "left", "right")),
-        *((name, c_int32) for name in ("rank", "reserved")),
+    _fields_ = _fields(
+        (POINTER(AdapterLayer), "layers"), (c_void_p, "embedding left right"), (c_int32, "rank reserved")
     )
 
 
 class Adaptation(Structure):
     """Whose adapters a step's tokens have, or the rows it is told by."""
 
-    _fields_ = (("adapters", c_void_p), ("shrunk_size", c_int32), ("reserved", c_int32))
+    _fields_ = _fields((c_void_p, "adapters"), (c_int32, "shrunk_size reserved"))
 
 
 STRUCTS = (Matrix, NativeLayer, NativeModel, NativeStep, RowsStep, Product)
 """In the order in which the library lists them."""
+
+_POINTERS = [(c_void_p,) * count for count in range(6)]
+SIGNATURES: tuple[tuple[str, Any, tuple[Any, ...]], ...] = (
+    ("open", c_void_p, (c_int32, c_char_p)),
+    ("kernels", c_char_p, _POINTERS[1]),
+    ("close", None, _POINTERS[1]),
+    ("choose", c_char_p, (c_char_p, c_int32)),
+    *((name, c_int32, _POINTERS[3]) for name in ("step", "rows", "product")),
+    *((name, c_int32, _POINTERS[4]) for name in ("choose_allowed", "shared_step", "adapted_rows")),
+    *((name, c_int32, _POINTERS[5]) for name in ("attention", "adapted_step")),
+    ("interrupt", None, (c_void_p, c_int32)),
+    ("trace", c_int64, (c_void_p, c_void_p, c_int64)),
+)
+"""Functions of the library, without `penstock_`: what they give and take. An older library lacks some."""
 
 
 class Library:
@@ -372,26 +349,9 @@ def _load() -> ctypes.CDLL | None:
             raise EngineError(
                 "the native library is older than this code; build it anew: python setup.py build_ext --inplace"
             )
-        handle.penstock_open.restype = c_void_p
-        handle.penstock_open.argtypes = (ctypes.c_int, ctypes.c_char_p)
-        handle.penstock_kernels.restype = ctypes.c_char_p
-        handle.penstock_kernels.argtypes = (c_void_p,)
-        handle.penstock_close.argtypes = (c_void_p,)
-        handle.penstock_choose.restype = ctypes.c_char_p
-        handle.penstock_choose.argtypes = (ctypes.c_char_p, ctypes.c_int)
-        for name in ("penstock_step", "penstock_rows", "penstock_product"):
-            getattr(handle, name).argtypes = (c_void_p, c_void_p, c_void_p)
-        handle.penstock_choose_allowed.argtypes = (c_void_p, c_void_p, c_void_p, c_void_p)
-        handle.penstock_interrupt.argtypes = (c_void_p, ctypes.c_int)
-        handle.penstock_interrupt.restype = None
-        if hasattr(handle, "penstock_trace"):
-            handle.penstock_trace.argtypes = (c_void_p, c_void_p, c_int64)
-            handle.penstock_trace.restype = c_int64
-        if hasattr(handle, "penstock_shared_step"):
-            handle.penstock_shared_step.argtypes = (c_void_p, c_void_p, c_void_p, c_void_p)
-        if hasattr(handle, "penstock_adapted_rows"):
-            handle.penstock_adapted_rows.argtypes = (c_void_p,) * 4
-            handle.penstock_adapted_step.argtypes = (c_void_p,) * 5
-        handle.penstock_attention.argtypes = (c_void_p, c_void_p, c_void_p, c_void_p, c_void_p)
+        for name, restype, argtypes in SIGNATURES:
+            if hasattr(handle, f"penstock_{name}"):
+                function = getattr(handle, f"penstock_{name}")
+                function.restype, function.argtypes = restype, argtypes
         return handle
     return None

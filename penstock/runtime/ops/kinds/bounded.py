@@ -1,17 +1,14 @@
 """Attention over entries that a sequence has kept, and forgetting the rest; see `models.kinds.bounded`."""
 
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from penstock.runtime.models.kinds.bounded import PIECE, Bounded
-from penstock.runtime.models.spec import GQA, Rope
-from penstock.runtime.ops.kinds.scan import example_states
 from penstock.runtime.ops.layout import BatchLayout, StateLayout
 from penstock.runtime.ops.op import operation
-from penstock.runtime.ops.rope import Angles, angle_table, rotate
+from penstock.runtime.ops.rope import Angles, rotate
 
 
 class BoundedCache(NamedTuple):
@@ -22,18 +19,7 @@ class BoundedCache(NamedTuple):
     weights: Tensor
 
 
-def _examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
-    attention = GQA(4, 2, 8, Rope(8), 0.3)
-    for spec in (Bounded(attention, "first", 3, 10), Bounded(attention, "heaviest", 3, 10)):
-        for layout, states, normal in example_states(device):
-            count = sum(layout.lengths)
-            shape = 4, spec.capacity, 2
-            cache = BoundedCache(normal(*shape, 8), normal(*shape, 8), normal(*shape).abs())
-            table = angle_table(Rope(8), spec.capacity, device)
-            yield normal(count, 4, 8), normal(count, 2, 8), normal(count, 2, 8), cache, layout, states, spec, table
-
-
-@operation(_examples)
+@operation
 def bounded_attention(
     q: Tensor,
     k: Tensor,

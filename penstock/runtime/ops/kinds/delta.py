@@ -6,14 +6,15 @@ A prompt is computed in pieces of `PIECE` tokens: what each token writes depends
 which is a triangular system.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from penstock.runtime.models.kinds.recurrent import GatedDelta
-from penstock.runtime.ops.kinds.scan import PIECE, begun, chunk_by_chunk, example_states
+from penstock.runtime.ops.kinds.scan import begun, chunk_by_chunk, piece_by_piece
 from penstock.runtime.ops.layout import BatchLayout, StateLayout
 from penstock.runtime.ops.op import operation
 
@@ -32,16 +33,7 @@ class DeltaInputs(NamedTuple):
     decays: Tensor
 
 
-def _examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
-    spec = GatedDelta(4, 2, 6, 8, 4)
-    for layout, states, normal in example_states(device):
-        count = sum(layout.lengths)
-        keys, queries = normal(count, 2, 6), normal(count, 2, 6)
-        inputs = DeltaInputs(normal(count, 4, 8), keys, queries, normal(count, 4).sigmoid(), -normal(count, 4).abs())
-        yield inputs.values, inputs, normal(4, 4, 6, 8), layout, states, spec
-
-
-@operation(_examples)
+@operation
 def delta_scan(
     values: Tensor, inputs: DeltaInputs, held: Tensor, layout: BatchLayout, states: StateLayout, spec: GatedDelta
 ) -> Tensor:
@@ -53,23 +45,15 @@ def delta_scan(
         held.index_copy_(0, states.written, after)
         return out
 
-    def longer(inputs: Sequence[Tensor], lengths: list[int], states: StateLayout) -> Tensor:
-        outputs, kept = [], []
-        for parts, read in zip(zip(*(torch.split(part, lengths) for part in inputs)), states.listed()[0]):
-            state = torch.zeros_like(held[0]) if read < 0 else held[read].clone()
-            for begin in range(0, len(parts[0]), PIECE):
-                value, key, query, strength, decay = (part[begin : begin + PIECE].float() for part in parts)
-                key, query = (_unit(part).repeat_interleave(shared, dim=1) for part in (key, query))
-                query = query * spec.key_dim**-0.5
-                # By head: [heads, tokens, ...]
-                by_head = [part.transpose(0, 1) for part in (value, key, query, strength, decay)]
-                out, state = _piece(by_head, state)
-                outputs.append(out.transpose(0, 1))
-            kept.append(state)
-        held.index_copy_(0, states.written, torch.stack(kept))
-        return torch.cat(outputs)
+    def piece(parts: Sequence[Tensor], state: Tensor) -> tuple[Tensor, Tensor]:
+        value, key, query, strength, decay = parts
+        key, query = (_unit(part).repeat_interleave(shared, dim=1) for part in (key, query))
+        query = query * spec.key_dim**-0.5
+        by_head = [part.transpose(0, 1) for part in (value, key, query, strength, decay)]  # [heads, tokens, ...]
+        out, state = _piece(by_head, state)
+        return out.transpose(0, 1), state
 
-    return chunk_by_chunk(singles, longer, inputs, layout, states)
+    return chunk_by_chunk(singles, partial(piece_by_piece, piece, held), inputs, layout, states)
 
 
 def _tokens(inputs: DeltaInputs, state: Tensor, spec: GatedDelta) -> tuple[Tensor, Tensor]:

@@ -3,18 +3,16 @@
 Queries come multiplied with what would make keys of latents (absorbed), so a latent is read once for all heads.
 """
 
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from penstock.runtime.models.spec import MLA, Rope
-from penstock.runtime.ops.attention import example_layout
+from penstock.runtime.models.spec import MLA
 from penstock.runtime.ops.layout import BatchLayout, LatentCache
 from penstock.runtime.ops.norm import rms_norm
 from penstock.runtime.ops.op import operation
-from penstock.runtime.ops.rope import Angles, angle_table
+from penstock.runtime.ops.rope import Angles
 
 
 class LatentPlaces(NamedTuple):
@@ -34,21 +32,7 @@ def rotate_neighbours(x: Tensor, angles: Angles) -> Tensor:
     return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1).to(x.dtype)
 
 
-def _place_examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
-    generator = torch.Generator(device).manual_seed(22)
-    slots = torch.tensor([9, 10, 31, 0, 16], device=device)
-    places = torch.tensor([3, 4, 40, 0, 63], device=device)
-    for dtype in (torch.float32, torch.float16):
-        for heads, rank, rope in ((16, 64, 16), (3, 48, 24)):
-            spec = MLA(heads, rank, 16, 16, Rope(rope), 0.11)
-            shapes = ((5, heads, rank + rope), (5, rank + rope), (5, heads, 16 + rope), (4, 8, rank + rope))
-            drawn = [torch.randn(shape, generator=generator, device=device).to(dtype) for shape in shapes]
-            weight = torch.rand(rank, generator=generator, device=device) + 0.5
-            angles = angle_table(spec.rope, 64, device).at(places)
-            yield *drawn[:3], LatentPlaces(weight, 1e-5, angles, slots), LatentCache(drawn[3]), spec
-
-
-@operation(_place_examples)
+@operation
 def place_latents(
     q: Tensor, made: Tensor, queries: Tensor, places: LatentPlaces, cache: LatentCache, spec: MLA
 ) -> None:
@@ -61,20 +45,7 @@ def place_latents(
     q[..., spec.kv_rank :] = rotate_neighbours(queries[..., spec.plain_dim :], places.angles)
 
 
-def _examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
-    generator = torch.Generator(device).manual_seed(21)
-    batches = [([1], [1]), ([1, 1, 1], [7, 8, 65]), ([3, 1, 8], [20, 64, 8])]
-    for dtype in (torch.float32, torch.float16):
-        for heads, rank, rope in ((16, 64, 16), (3, 32, 16)):
-            spec = MLA(heads, rank, 16, 16, Rope(rope), 0.11)
-            for lengths, contexts in batches:
-                layout = example_layout(lengths, contexts, 8, 40, generator)
-                q = torch.randn((sum(lengths), heads, rank + rope), generator=generator, device=device).to(dtype)
-                held = torch.randn((40, 8, rank + rope), generator=generator, device=device).to(dtype)
-                yield q, LatentCache(held), layout, spec
-
-
-@operation(_examples)
+@operation
 def latent_attention(q: Tensor, cache: LatentCache, layout: BatchLayout, spec: MLA) -> Tensor:
     """For absorbed queries [tokens, heads, kv_rank + rope], the weighted latents [tokens, heads, kv_rank] that they see."""
     outputs = []

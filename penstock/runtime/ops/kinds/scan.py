@@ -5,16 +5,15 @@ in pieces of `PIECE` tokens by products of matrices, which equals going token by
 together, and nothing of them is looked up on the host: such steps can be recorded.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from penstock.runtime.models.kinds.recurrent import Mamba2
-from penstock.runtime.ops.attention import example_layout
 from penstock.runtime.ops.layout import BatchLayout, StateLayout
 from penstock.runtime.ops.op import operation
 
@@ -28,17 +27,6 @@ class ScanInputs(NamedTuple):
     keys: Tensor
     queries: Tensor
     steps: Tensor
-
-
-def example_states(device: torch.device) -> Iterator[tuple[BatchLayout, StateLayout, Callable[..., Tensor]]]:
-    """Where chunks and their states lie, and what makes random numbers of a shape."""
-    generator = torch.Generator(device).manual_seed(31)
-    normal = partial(torch.randn, generator=generator, device=device)
-    for lengths, contexts in (([1], [1]), ([1, 1, 1], [1, 9, 90]), ([3, 1, 70], [3, 9, 90])):
-        layout = example_layout(lengths, contexts, 8, 40, generator)
-        read = [-1 if length == context else number for number, (length, context) in enumerate(zip(lengths, contexts))]
-        written = [number + 2 if number == 1 else number for number in range(len(lengths))]
-        yield layout, StateLayout(torch.tensor(read, device=device), torch.tensor(written, device=device)), normal
 
 
 class ByLength(NamedTuple):
@@ -94,18 +82,33 @@ def _by_length(layout: BatchLayout, states: StateLayout) -> ByLength:
     return ByLength(at[0], some(numbers[0]), at[1], some(numbers[1]), lengths)
 
 
+def piece_by_piece(
+    piece: Callable[[Sequence[Tensor], Tensor], tuple[Tensor, Tensor]],
+    held: Tensor,
+    inputs: Sequence[Tensor],
+    lengths: list[int],
+    states: StateLayout,
+) -> Tensor:
+    """What longer chunks give, `PIECE` tokens after `PIECE` tokens: `piece` makes of some inputs, and the state before them,
+    what they give and the state after them."""
+    outputs, kept = [], []
+    for parts, read in zip(zip(*(torch.split(part, lengths) for part in inputs)), states.listed()[0]):
+        state = torch.zeros_like(held[0]) if read < 0 else held[read].clone()
+        for begin in range(0, len(parts[0]), PIECE):
+            out, state = piece([part[begin : begin + PIECE].float() for part in parts], state)
+            outputs.append(out)
+        kept.append(state)
+    held.index_copy_(0, states.written, torch.stack(kept))
+    return torch.cat(outputs)
+
+
 def begun(held: Tensor, states: StateLayout) -> Tensor:
     """The state that each chunk begins from, [chunks, ...]."""
     is_there = (states.read >= 0).view(-1, *[1] * (held.ndim - 1))
     return held.index_select(0, states.read.clamp(min=0)).where(is_there, 0.0)
 
 
-def _conv_examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
-    for layout, states, normal in example_states(device):
-        yield normal(sum(layout.lengths), 6), normal(6, 4), None, normal(4, 6, 3), layout, states
-
-
-@operation(_conv_examples)
+@operation
 def causal_conv(
     x: Tensor, weight: Tensor, bias: Tensor | None, held: Tensor, layout: BatchLayout, states: StateLayout
 ) -> Tensor:
@@ -131,15 +134,7 @@ def causal_conv(
     return chunk_by_chunk(singles, longer, (x,), layout, states)
 
 
-def _scan_examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
-    spec = Mamba2(4, 8, 5, 2, 4)
-    for layout, states, normal in example_states(device):
-        count = sum(layout.lengths)
-        inputs = ScanInputs(normal(count, 4, 8), normal(count, 2, 5), normal(count, 2, 5), normal(count, 4).abs())
-        yield inputs.values, inputs, -normal(4).abs(), normal(4, 4, 8, 5), layout, states, spec
-
-
-@operation(_scan_examples)
+@operation
 def state_scan(
     values: Tensor,
     inputs: ScanInputs,
@@ -161,20 +156,12 @@ def state_scan(
         held.index_copy_(0, states.written, after)
         return (after @ query[..., None])[..., 0]
 
-    def longer(inputs: Sequence[Tensor], lengths: list[int], states: StateLayout) -> Tensor:
-        outputs, kept = [], []
-        for parts, read in zip(zip(*(torch.split(part, lengths) for part in inputs)), states.listed()[0]):
-            state = torch.zeros_like(held[0]) if read < 0 else held[read].clone()
-            for begin in range(0, len(parts[0]), PIECE):
-                value, key, query, step = (part[begin : begin + PIECE].float() for part in parts)
-                key, query = (part.repeat_interleave(shared, dim=1) for part in (key, query))
-                out, state = _piece(value, key, query, step, decays, state)
-                outputs.append(out)
-            kept.append(state)
-        held.index_copy_(0, states.written, torch.stack(kept))
-        return torch.cat(outputs)
+    def piece(parts: Sequence[Tensor], state: Tensor) -> tuple[Tensor, Tensor]:
+        value, key, query, step = parts
+        key, query = (part.repeat_interleave(shared, dim=1) for part in (key, query))
+        return _piece(value, key, query, step, decays, state)
 
-    return chunk_by_chunk(singles, longer, inputs, layout, states)
+    return chunk_by_chunk(singles, partial(piece_by_piece, piece, held), inputs, layout, states)
 
 
 def _piece(

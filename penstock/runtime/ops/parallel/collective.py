@@ -7,7 +7,7 @@ bit: what ranks decide from them they decide alike, without asking.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -58,16 +58,7 @@ class Alone:
         return x[None]
 
 
-def _rows(device: torch.device) -> Tensor:
-    generator = torch.Generator(device).manual_seed(31)
-    return torch.randn((5, 24), generator=generator, device=device)
-
-
-def _sum_examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
-    yield _rows(device), Alone()
-
-
-@operation(_sum_examples)
+@operation
 def all_reduce(x: Tensor, peers: Peers) -> Tensor:
     """The sum of everybody's `x`, which is written."""
     if peers.count > 1 and not IS_REHEARSED.get():
@@ -75,11 +66,7 @@ def all_reduce(x: Tensor, peers: Peers) -> Tensor:
     return x
 
 
-def _column_examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
-    yield _rows(device), Alone(), (24,)
-
-
-@operation(_column_examples)
+@operation
 def all_gather_columns(x: Tensor, peers: Peers, widths: tuple[int, ...]) -> Tensor:
     """The columns of all ranks side by side; `widths` are how many each has."""
     if peers.count == 1:
@@ -91,11 +78,7 @@ def all_gather_columns(x: Tensor, peers: Peers, widths: tuple[int, ...]) -> Tens
     return torch.cat([part[:, :width] for part, width in zip(parts, widths)], dim=1)
 
 
-def _likeliest_examples(device: torch.device) -> Iterator[tuple[Any, ...]]:
-    yield _rows(device), 100, Alone()
-
-
-@operation(_likeliest_examples)
+@operation
 def all_reduce_likeliest(scores: Tensor, start: int, peers: Peers) -> tuple[Tensor, Tensor]:
     """For each row the place of the highest score of all ranks, the first of equals, and whether all are finite.
 

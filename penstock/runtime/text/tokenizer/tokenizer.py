@@ -18,12 +18,10 @@ import tokenizers
 from penstock.errors import ModelFileError, RequestError
 from penstock.runtime.text.tokenizer.pieces import Pieces, TokenPiece, piece_of, strip_leading
 from penstock.runtime.text.tokenizer.published import published_metadata
-from penstock.runtime.text.tokenizer.vocabulary import SpecialTokens, tokenizer_from_metadata
+from penstock.runtime.text.tokenizer.vocabulary import ROLE_KEYS, SpecialTokens, tokenizer_from_metadata
 
 MAX_JSON_BYTES = 1 << 26
 """Largest side file (not tokenizer.json) that is read."""
-
-_ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
 class Tokenizer:
@@ -286,7 +284,7 @@ def _special_tokens(directory: Path, backend: tokenizers.Tokenizer) -> SpecialTo
     fallback = read_json(directory / "special_tokens_map.json")
     generation = read_json(directory / "generation_config.json") or read_json(directory / "config.json")
     names, ids = {}, {}
-    for role in _ROLES:
+    for role in ROLE_KEYS:
         token = _token_text(config.get(role)) or _token_text(fallback.get(role))
         token_id = None if token is None else backend.token_to_id(token)
         if token is not None and token_id is not None:

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 
 from penstock.runtime.text.tools.reader import Reader
 
@@ -24,9 +24,9 @@ def literal(reader: Reader, depth: int = 0) -> Value:
         text = yield from _string(reader, first)
         return None if text is None else json.dumps(text, ensure_ascii=False)
     if first in ("[", "("):
-        return (yield from _items(reader, "]" if first == "[" else ")", depth))
+        return (yield from _several(reader, literal, "]" if first == "[" else ")", "[]", depth))
     if first == "{":
-        return (yield from _pairs(reader, depth))
+        return (yield from _several(reader, _pair, "}", "{}", depth))
     word = ""
     while (character := (yield from reader.peek())) and _WORD.fullmatch(character):
         word += reader.take(1)
@@ -66,42 +66,28 @@ def _character(digits: str) -> str:
         return "\ufffd"
 
 
-def _items(reader: Reader, close: str, depth: int) -> Value:
+def _several(reader: Reader, item: Callable[[Reader, int], Value], close: str, marks: str, depth: int) -> Value:
+    """Items up to `close`, a comma behind the last one or not; JSON puts them between `marks`."""
     reader.take(1)
-    values: list[str] = []
+    found: list[str] = []
     while depth < MAX_NESTING:
         yield from reader.blanks()
-        if (yield from reader.starts(close)):
-            return "[" + ", ".join(values) + "]"
-        if values and not (yield from reader.starts(",")):
-            return None
+        has_comma = bool(found) and (yield from reader.starts(","))
         yield from reader.blanks()
         if (yield from reader.starts(close)):
-            return "[" + ", ".join(values) + "]"
-        value = yield from literal(reader, depth + 1)
+            return marks[0] + ", ".join(found) + marks[1]
+        value = None if found and not has_comma else (yield from item(reader, depth + 1))
         if value is None:
             return None
-        values.append(value)
+        found.append(value)
     return None
 
 
-def _pairs(reader: Reader, depth: int) -> Value:
-    reader.take(1)
-    pairs: list[str] = []
-    while depth < MAX_NESTING:
-        yield from reader.blanks()
-        if (yield from reader.starts("}")):
-            return "{" + ", ".join(pairs) + "}"
-        if pairs and not (yield from reader.starts(",")):
-            return None
-        yield from reader.blanks()
-        quote = yield from reader.peek()
-        key = (yield from _string(reader, quote)) if quote in ("'", '"') and quote else None
-        yield from reader.blanks()
-        if key is None or not (yield from reader.starts(":")):
-            return None
-        value = yield from literal(reader, depth + 1)
-        if value is None:
-            return None
-        pairs.append(f"{json.dumps(key, ensure_ascii=False)}: {value}")
-    return None
+def _pair(reader: Reader, depth: int) -> Value:
+    quote = yield from reader.peek()
+    key = (yield from _string(reader, quote)) if quote in ("'", '"') and quote else None
+    yield from reader.blanks()
+    if key is None or not (yield from reader.starts(":")):
+        return None
+    value = yield from literal(reader, depth)
+    return None if value is None else f"{json.dumps(key, ensure_ascii=False)}: {value}"

@@ -2,9 +2,10 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from penstock.runtime.models import hf_names
+from penstock.runtime.models import naming
 from penstock.runtime.models.fields import Fields
 from penstock.runtime.models.kinds.recurrent import Mamba2
 from penstock.runtime.models.kinds.side_by_side import Multipliers, SideBySide
@@ -14,6 +15,13 @@ from penstock.runtime.models.spec import GatedMLP, Layer, ModelSpec
 from penstock.runtime.models.weights import Concat, Recipe, Recipes, Take, Tensor, Times
 
 LEAST, MOST = 1e-9, 1e9
+_NAMES = {
+    **naming.HF,
+    "norm": "model.final_layernorm",
+    "mlp_norm": "pre_ff_layernorm",
+    "mlp.gate_up": "feed_forward.gate_proj feed_forward.up_proj",
+    "mlp.down": "feed_forward.down_proj",
+}
 
 
 def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
@@ -91,55 +99,38 @@ def _multipliers(fields: Fields) -> Multipliers:
 
 
 def recipes(spec: ModelSpec, names: Collection[str] = ()) -> Recipes:
-    found = hf_names.ends(spec, "model.embed_tokens.weight", "model.final_layernorm.weight")
-    for index, layer in enumerate(spec.layers):
-        ours, theirs = f"layers.{index}.", f"model.layers.{index}."
-        found[f"{ours}attention_norm.weight"] = Tensor(f"{theirs}input_layernorm.weight")
-        found[f"{ours}mlp_norm.weight"] = Tensor(f"{theirs}pre_ff_layernorm.weight")
-        if isinstance(layer.attention, SideBySide):
-            found |= _mixers(layer.attention, f"{ours}attention.", theirs)
-            found |= _mlp(layer, layer.attention.multipliers, f"{ours}mlp.", f"{theirs}feed_forward.")
-    return found
+    found = naming.recipes_of(spec, _NAMES)
+    part = spec.layers[0].attention
+    return naming.on_all(found, partial(_multiplied, part)) if isinstance(part, SideBySide) else found
 
 
-def _mixers(part: SideBySide, ours: str, theirs: str) -> Recipes:
-    by, at = part.multipliers, f"{theirs}self_attn."
-    found: Recipes = {}
-    for kind in ("weight", "bias") if part.attention.qkv_bias else ("weight",):
-        # A bias is added after what goes in was multiplied.
-        into = by.attention_in if kind == "weight" else 1.0
-        factors = {"q": into, "k": into * by.key, "v": into}
-        rows = tuple(_times(Tensor(f"{at}{name}_proj.{kind}"), factor) for name, factor in factors.items())
-        found[f"{ours}attention.qkv.{kind}"] = Concat(rows)
-        found[f"{ours}attention.out.{kind}"] = _times(Tensor(f"{at}o_proj.{kind}"), by.attention_out)
-    return found | _state_space(part.state_space, by, f"{ours}state_space.", f"{theirs}mamba.")
+def _multiplied(part: SideBySide, tensor: Tensor) -> Recipe:
+    """What the model would multiply activations by, its matrices are multiplied by as they are read."""
+    by = part.multipliers
+    factors = {
+        "q_proj.weight": by.attention_in,
+        "k_proj.weight": by.attention_in * by.key,
+        "k_proj.bias": by.key,  # a bias is added after what goes in was multiplied
+        "v_proj.weight": by.attention_in,
+        "o_proj": by.attention_out,
+        "out_proj": by.mamba_out,
+        "gate_proj": by.gate,
+        "down_proj": by.down,
+    }
+    module, kind = tensor.name.split(".")[-2:]
+    if module == "in_proj":
+        return _state_space_inputs(part.state_space, tensor, by, kind)
+    return _times(tensor, factors.get(f"{module}.{kind}", factors.get(module, 1.0)))
 
 
-def _state_space(part: Mamba2, by: Multipliers, ours: str, theirs: str) -> Recipes:
-    found = hf_names.mamba(part, ours, theirs)
+def _state_space_inputs(part: Mamba2, whole: Tensor, by: Multipliers, kind: str) -> Recipe:
     size = part.num_groups * part.state_size
-    sizes = (part.inner, part.inner, size, size, part.num_heads)
-    for kind in ("weight", "bias") if part.bias else ("weight",):
-        whole, rows = Tensor(f"{theirs}in_proj.{kind}"), []
-        begin = 0
-        for count, factor in zip(sizes, by.mamba_parts):
-            factor = factor * by.mamba_in if kind == "weight" else factor
-            rows.append(_times(Take(whole, begin, begin + count), factor))
-            begin += count
-        found[f"{ours}into.{kind}"] = Concat(tuple(rows))
-    for kind in ("weight", "bias") if part.out_bias else ("weight",):
-        found[f"{ours}out.{kind}"] = _times(Tensor(f"{theirs}out_proj.{kind}"), by.mamba_out)
-    return found
-
-
-def _mlp(layer: Layer, by: Multipliers, ours: str, theirs: str) -> Recipes:
-    has_bias = isinstance(layer.mlp, GatedMLP) and layer.mlp.bias
-    found: Recipes = {}
-    for kind in ("weight", "bias") if has_bias else ("weight",):
-        gate = _times(Tensor(f"{theirs}gate_proj.{kind}"), by.gate)
-        found[f"{ours}gate_up.{kind}"] = Concat((gate, Tensor(f"{theirs}up_proj.{kind}")))
-        found[f"{ours}down.{kind}"] = _times(Tensor(f"{theirs}down_proj.{kind}"), by.down)
-    return found
+    rows, begin = [], 0
+    for count, factor in zip((part.inner, part.inner, size, size, part.num_heads), by.mamba_parts):
+        factor = factor * by.mamba_in if kind == "weight" else factor
+        rows.append(_times(Take(whole, begin, begin + count), factor))
+        begin += count
+    return Concat(tuple(rows))
 
 
 def _times(part: Recipe, factor: float) -> Recipe:

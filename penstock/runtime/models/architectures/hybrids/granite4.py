@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-from penstock.runtime.models import hf_names
+from penstock.runtime.models import naming
 from penstock.runtime.models.fields import Fields
 from penstock.runtime.models.kinds.recurrent import Mamba2
 from penstock.runtime.models.positions import rope_from_config
@@ -17,10 +17,18 @@ from penstock.runtime.models.shape import (
     mixture,
     shape_from_config,
 )
-from penstock.runtime.models.spec import MLP, GatedMLP, Layer, ModelSpec, MoE
-from penstock.runtime.models.weights import Recipes, Tensor
+from penstock.runtime.models.spec import MLP, GatedMLP, Layer, ModelSpec
+from penstock.runtime.models.weights import Recipes
 
 KINDS = {"mamba": False, "linear_attention": False, "attention": True, "full_attention": True}
+_NAMES = {
+    **naming.HF,
+    **dict.fromkeys(("mlp.gate_up", "mlp.shared.gate_up"), "shared_mlp.input_linear"),
+    **dict.fromkeys(("mlp.down", "mlp.shared.down"), "shared_mlp.output_linear"),
+    "mlp.router": "block_sparse_moe.router.layer",
+    "mlp.experts.gate_up": "block_sparse_moe.input_linear",
+    "mlp.experts.down": "block_sparse_moe.output_linear",
+}
 
 
 def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
@@ -67,16 +75,4 @@ def _mlp(fields: Fields, shape: DecoderShape) -> MLP:
 
 
 def recipes(spec: ModelSpec, names: Collection[str] = ()) -> Recipes:
-    found = hf_names.decoder(spec)
-    for index, layer in enumerate(spec.layers):
-        ours, theirs = f"layers.{index}.", f"model.layers.{index}."
-        mlp = f"{ours}mlp." + ("shared." if isinstance(layer.mlp, MoE) else "")
-        found[f"{mlp}gate_up.weight"] = Tensor(f"{theirs}shared_mlp.input_linear.weight")
-        found[f"{mlp}down.weight"] = Tensor(f"{theirs}shared_mlp.output_linear.weight")
-        if isinstance(layer.mlp, MoE):
-            found[f"{ours}mlp.router.weight"] = Tensor(f"{theirs}block_sparse_moe.router.layer.weight")
-            found[f"{ours}mlp.experts.gate_up.weight"] = Tensor(f"{theirs}block_sparse_moe.input_linear.weight")
-            found[f"{ours}mlp.experts.down.weight"] = Tensor(f"{theirs}block_sparse_moe.output_linear.weight")
-        if isinstance(layer.attention, Mamba2):
-            found |= hf_names.mamba(layer.attention, f"{ours}attention.", f"{theirs}mamba.")
-    return found
+    return naming.recipes_of(spec, _NAMES)

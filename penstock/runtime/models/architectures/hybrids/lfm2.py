@@ -4,15 +4,30 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-from penstock.runtime.models import hf_names
+from penstock.runtime.models import naming
 from penstock.runtime.models.fields import Fields
 from penstock.runtime.models.kinds.recurrent import ShortConv
 from penstock.runtime.models.positions import rope_from_config
 from penstock.runtime.models.shape import MAX_WIDTH, shape_from_config
-from penstock.runtime.models.spec import GQA, GatedMLP, Layer, ModelSpec
-from penstock.runtime.models.weights import Concat, Recipes, Tensor
+from penstock.runtime.models.spec import GatedMLP, Layer, ModelSpec
+from penstock.runtime.models.weights import Recipes
 
 KINDS = {"conv": False, "short_conv": False, "full_attention": True}
+_NAMES = {
+    **naming.HF,
+    "norm": "model.embedding_norm",
+    "attention_norm": "operator_norm",
+    "attention.out": "self_attn.out_proj",
+    "attention.q_norm": "self_attn.q_layernorm",
+    "attention.k_norm": "self_attn.k_layernorm",
+    "conv.into": "conv.in_proj",
+    "conv.conv": "conv.conv.weight",
+    "conv.conv_bias": "conv.conv.bias",
+    "conv.out": "conv.out_proj",
+    "mlp_norm": "ffn_norm",
+    "mlp.gate_up": "feed_forward.w1 feed_forward.w3",
+    "mlp.down": "feed_forward.w2",
+}
 
 
 def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
@@ -36,31 +51,4 @@ def _width(fields: Fields, width: int) -> int:
 
 
 def recipes(spec: ModelSpec, names: Collection[str] = ()) -> Recipes:
-    found = hf_names.ends(spec, "model.embed_tokens.weight", "model.embedding_norm.weight")
-    for index, layer in enumerate(spec.layers):
-        ours, theirs = f"layers.{index}.", f"model.layers.{index}."
-        found |= {
-            f"{ours}attention_norm.weight": Tensor(f"{theirs}operator_norm.weight"),
-            f"{ours}mlp_norm.weight": Tensor(f"{theirs}ffn_norm.weight"),
-            f"{ours}mlp.gate_up.weight": Concat(
-                (Tensor(f"{theirs}feed_forward.w1.weight"), Tensor(f"{theirs}feed_forward.w3.weight"))
-            ),
-            f"{ours}mlp.down.weight": Tensor(f"{theirs}feed_forward.w2.weight"),
-        }
-        part, theirs = f"{ours}attention.", f"{theirs}{'self_attn' if isinstance(layer.attention, GQA) else 'conv'}."
-        if isinstance(layer.attention, GQA):
-            found |= {
-                f"{part}qkv.weight": Concat(tuple(Tensor(f"{theirs}{name}_proj.weight") for name in "qkv")),
-                f"{part}out.weight": Tensor(f"{theirs}out_proj.weight"),
-                f"{part}q_norm.weight": Tensor(f"{theirs}q_layernorm.weight"),
-                f"{part}k_norm.weight": Tensor(f"{theirs}k_layernorm.weight"),
-            }
-            continue
-        found[f"{part}conv"] = Tensor(f"{theirs}conv.weight")
-        biased = isinstance(layer.attention, ShortConv) and layer.attention.bias
-        for kind in ("weight", "bias") if biased else ("weight",):
-            found[f"{part}into.{kind}"] = Tensor(f"{theirs}in_proj.{kind}")
-            found[f"{part}out.{kind}"] = Tensor(f"{theirs}out_proj.{kind}")
-        if biased:
-            found[f"{part}conv_bias"] = Tensor(f"{theirs}conv.bias")
-    return found
+    return naming.recipes_of(spec, _NAMES)

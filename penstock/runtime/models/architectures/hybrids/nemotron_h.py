@@ -3,20 +3,28 @@
 A block that mixes tokens and the MLP behind it are one layer here; where another mixer follows at once, the layer has no MLP.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from penstock.errors import ModelFileError
-from penstock.runtime.models import hf_names
+from penstock.runtime.models import naming
 from penstock.runtime.models.fields import Fields
 from penstock.runtime.models.kinds.recurrent import Mamba2
 from penstock.runtime.models.shape import MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, activation, shape_from_config
-from penstock.runtime.models.spec import GQA, NO_MLP, Attention, Layer, ModelSpec, PlainMLP
-from penstock.runtime.models.weights import Concat, Recipe, Recipes, Tensor
+from penstock.runtime.models.spec import NO_MLP, Attention, Layer, ModelSpec, PlainMLP
+from penstock.runtime.models.weights import Recipes
 
 LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 KINDS = {"mamba": "mamba", "linear_attention": "mamba", "attention": "attention", "full_attention": "attention"}
 KINDS |= {"mlp": "mlp", "moe": "moe"}
+_NAMES = {"embedding": "model.embeddings", "norm": "model.norm_f", "output": "lm_head"}
+_MIXER = {
+    **{mine: name.replace("mamba.", "mixer.") for mine, name in naming.HF.items() if mine.startswith("mamba.")},
+    "attention_norm": "norm",
+    "attention.qkv": "mixer.q_proj mixer.k_proj mixer.v_proj",
+    "attention.out": "mixer.o_proj",
+}
+_MLP = {"mlp_norm": "norm", "mlp.up": "mixer.up_proj", "mlp.down": "mixer.down_proj"}
 
 
 def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
@@ -73,27 +81,11 @@ def _mamba(fields: Fields) -> Mamba2:
 
 
 def recipes(spec: ModelSpec, names: Collection[str] = ()) -> Recipes:
-    prefix = hf_names.find_prefix(names, "embeddings.weight", ("backbone.", "model."))
-    found = hf_names.ends(spec, f"{prefix}embeddings.weight", f"{prefix}norm_f.weight")
+    prefix = naming.find_prefix(names, "embeddings.weight", ("backbone.", "model."))
+    found = naming.recipes_of(spec, naming.prefixed(_NAMES, prefix))
     number = 0
     for index, layer in enumerate(spec.layers):
-        ours, theirs = f"layers.{index}.", f"{prefix}layers.{number}."
-        found[f"{ours}attention_norm.weight"] = Tensor(f"{theirs}norm.weight")
-        found |= dict(_mixer(layer, f"{ours}attention.", f"{theirs}mixer."))
-        number += 1
-        if layer.mlp != NO_MLP:
-            theirs = f"{prefix}layers.{number}."
-            found[f"{ours}mlp_norm.weight"] = Tensor(f"{theirs}norm.weight")
-            for kind in ("weight", "bias") if isinstance(layer.mlp, PlainMLP) and layer.mlp.bias else ("weight",):
-                for part in ("up", "down"):
-                    found[f"{ours}mlp.{part}.{kind}"] = Tensor(f"{theirs}mixer.{part}_proj.{kind}")
+        for block in (_MIXER, _MLP) if layer.mlp != NO_MLP else (_MIXER,):
+            found |= naming.layer_recipes(spec, layer, f"layers.{index}.", f"{prefix}layers.{number}.", block)
             number += 1
     return found
-
-
-def _mixer(layer: Layer, ours: str, theirs: str) -> Iterator[tuple[str, Recipe]]:
-    if isinstance(layer.attention, Mamba2):
-        yield from hf_names.mamba(layer.attention, ours, theirs).items()
-    elif isinstance(layer.attention, GQA):
-        yield f"{ours}qkv.weight", Concat(tuple(Tensor(f"{theirs}{part}_proj.weight") for part in "qkv"))
-        yield f"{ours}out.weight", Tensor(f"{theirs}o_proj.weight")

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-from penstock.runtime.models import hf_names
+from penstock.runtime.models import naming
 from penstock.runtime.models.fields import Fields
 from penstock.runtime.models.kinds.recurrent import GatedDelta
 from penstock.runtime.models.positions import rope_from_config
@@ -22,6 +22,17 @@ from penstock.runtime.models.spec import GQA, GatedMLP, Layer, ModelSpec, MoE
 from penstock.runtime.models.weights import Concat, Recipe, Recipes, Take, Tensor
 
 KINDS = {"linear_attention": False, "full_attention": True}
+_NAMES = {
+    **naming.HF,
+    "delta.conv": "linear_attn.conv1d.weight",
+    "delta.step_bias": "linear_attn.dt_bias",
+    "delta.decay_log": "linear_attn.A_log",
+    "delta.norm": "linear_attn.norm",
+    "delta.out": "linear_attn.out_proj",
+    "mlp.shared.gate_up": "mlp.shared_expert.gate_proj mlp.shared_expert.up_proj",
+    "mlp.shared.down": "mlp.shared_expert.down_proj",
+    "mlp.shared_gate": "mlp.shared_expert_gate",
+}
 EVERY = 4
 """Layers of which one is full attention, where the file does not say."""
 
@@ -75,15 +86,13 @@ def _mixture(fields: Fields, shape: DecoderShape) -> MoE | None:
 def recipes(spec: ModelSpec, names: Collection[str] = ()) -> Recipes:
     """Norms store the distance from one, but for those of the delta nets. The layers after the last, which guess a token
     further, are left aside."""
-    found = hf_names.decoder(spec, norm_plus=1.0) | hf_names.experts(spec, shared="shared_expert")
+    found = naming.recipes_of(spec, _NAMES, norm_plus=1.0)
     for index, layer in enumerate(spec.layers):
-        ours, theirs = f"layers.{index}.", f"model.layers.{index}."
+        ours, theirs = f"layers.{index}.attention.", f"model.layers.{index}."
         if isinstance(layer.attention, GatedDelta):
-            found |= _delta(layer.attention, f"{ours}attention.", f"{theirs}linear_attn.")
+            found[f"{ours}into.weight"] = _delta_inputs(layer.attention, f"{theirs}linear_attn.")
         elif isinstance(layer.attention, GQA):
-            found |= _gated(layer.attention, f"{ours}attention.", f"{theirs}self_attn.")
-        if isinstance(layer.mlp, MoE):
-            found[f"{ours}mlp.shared_gate.weight"] = Tensor(f"{theirs}mlp.shared_expert_gate.weight")
+            found |= _gated(layer.attention, ours, f"{theirs}self_attn.")
     return found
 
 
@@ -98,17 +107,13 @@ def _gated(part: GQA, ours: str, theirs: str) -> Recipes:
     return found
 
 
-def _delta(part: GatedDelta, ours: str, theirs: str) -> Recipes:
+def _delta_inputs(part: GatedDelta, theirs: str) -> Recipe:
     """By key head: query, key, then the values and gates, strengths and time steps of the heads that share them."""
     heads, shared = part.num_key_heads, part.num_heads // part.num_key_heads
     sizes = [part.key_dim, part.key_dim, shared * part.value_dim, shared * part.value_dim]
     big, small = Tensor(f"{theirs}in_proj_qkvz.weight"), Tensor(f"{theirs}in_proj_ba.weight")
     rows = [_runs(big, heads, sum(sizes), sum(sizes[:place]), size) for place, size in enumerate(sizes)]
-    rows += [_runs(small, heads, 2 * shared, begin, shared) for begin in (0, shared)]
-    names = {"conv": "conv1d.weight", "step_bias": "dt_bias", "decay_log": "A_log"}
-    names |= {"norm.weight": "norm.weight", "out.weight": "out_proj.weight"}
-    named: Recipes = {ours + mine: Tensor(theirs + name) for mine, name in names.items()}
-    return named | {f"{ours}into.weight": Concat(tuple(rows))}
+    return Concat((*rows, *(_runs(small, heads, 2 * shared, begin, shared) for begin in (0, shared))))
 
 
 def _runs(part: Tensor, count: int, stride: int, begin: int, size: int) -> Recipe:
