@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from penstock.errors import ConfigError, ModelFileError
+from penstock.errors import ModelFileError
 from penstock.runtime.execution.load.adapters import Adapter, ReadyAdapter
 from penstock.runtime.execution.load.low_rank import LowRank
 from penstock.runtime.execution.load.magnitudes import AddUp, with_factors
@@ -50,10 +50,6 @@ class NativeBank:
 
     def __init__(self, model: NativeDecoder, num_slots: int, *, is_cut: bool = False) -> None:
         """`is_cut` says that ranks have columns of its matrices each."""
-        if not model.library.has_adapters:
-            raise ConfigError(
-                "the native library is older than adapters; build it anew: python setup.py build_ext --inplace"
-            )
         self.places = None
         self._model = model
         self._is_cut = is_cut

@@ -36,7 +36,7 @@ def load_native_part(
     """None where a single process would not compute so either: the torch decoder serves all."""
     own = shard_recipes(recipes, shard)
     library = packing_library(shard.spec, own, checkpoint, num_threads)
-    if library is None or not library.has_sharing:
+    if library is None:
         return None
     used = {name for recipe in recipes.values() for name in sources(recipe)}
     check_all_used(checkpoint.names, used, shard.whole)

@@ -157,7 +157,7 @@ SIGNATURES: tuple[tuple[str, Any, tuple[Any, ...]], ...] = (
     ("interrupt", None, (c_void_p, c_int32)),
     ("trace", c_int64, (c_void_p, c_void_p, c_int64)),
 )
-"""Functions of the library, without `penstock_`: what they give and take. An older library lacks some."""
+"""Functions of the library, without `penstock_`: what they give and take."""
 
 
 class Library:
@@ -174,11 +174,6 @@ class Library:
     def step(self, model: NativeModel, step: NativeStep) -> None:
         self._check(self._handle.penstock_step(self._context, ctypes.byref(model), ctypes.byref(step)))
 
-    @property
-    def has_sharing(self) -> bool:
-        """It was built from code that knows of ranks."""
-        return hasattr(self._handle, "penstock_shared_step")
-
     def shared_step(self, model: NativeModel, step: NativeStep, sharing: Sharing) -> bool:
         """False, with nothing of use computed, if a rank was lost meanwhile."""
         return self._step_with_others(self._handle.penstock_shared_step, model, step, sharing)
@@ -188,11 +183,6 @@ class Library:
         if status != LOST:
             self._check(status)
         return status != LOST
-
-    @property
-    def has_adapters(self) -> bool:
-        """It was built from code that knows of adapters."""
-        return hasattr(self._handle, "penstock_adapted_rows")
 
     def adapted_step(self, model: NativeModel, step: NativeStep, sharing: Sharing, adaptation: Adaptation) -> bool:
         """As `shared_step`, of which some tokens have adapters."""
@@ -217,10 +207,8 @@ class Library:
         """From any thread: steps that yield are left halfway, from now on and until told otherwise."""
         self._handle.penstock_interrupt(self._context, is_on)
 
-    def trace(self, capacity: int) -> "ctypes.Array[Mark] | None":
-        """Room for that many marks, which steps fill from now on; None where the library is older than this."""
-        if not hasattr(self._handle, "penstock_trace"):
-            return None
+    def trace(self, capacity: int) -> "ctypes.Array[Mark]":
+        """Room for that many marks, which steps fill from now on."""
         marks = (Mark * capacity)()
         self._handle.penstock_trace(self._context, marks, capacity)
         return marks
@@ -345,13 +333,12 @@ def _load() -> ctypes.CDLL | None:
         except (OSError, AttributeError):  # built for another machine
             continue
         check_layout(numbers[:num_numbers])
-        if not hasattr(handle, "penstock_interrupt"):
+        if not all(hasattr(handle, f"penstock_{name}") for name, _, _ in SIGNATURES):
             raise EngineError(
                 "the native library is older than this code; build it anew: python setup.py build_ext --inplace"
             )
         for name, restype, argtypes in SIGNATURES:
-            if hasattr(handle, f"penstock_{name}"):
-                function = getattr(handle, f"penstock_{name}")
-                function.restype, function.argtypes = restype, argtypes
+            function = getattr(handle, f"penstock_{name}")
+            function.restype, function.argtypes = restype, argtypes
         return handle
     return None
