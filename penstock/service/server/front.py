@@ -313,17 +313,20 @@ class Front:
         exchange.leave = partial(model.admission.leave, tenant)
 
 
+def front_of(request: Request) -> Front:
+    front: Front = request.app.state.front
+    return front
+
+
 async def body_of(request: Request, type_: type[B], refused: Mapping[str, str] | None = None) -> B:
     """The checked body of a request that is for no model."""
-    front: Front = request.app.state.front
-    body, _ = await front.bodies.read(request, type_, refused or {})
+    body, _ = await front_of(request).bodies.read(request, type_, refused or {})
     return body
 
 
 def check_admin(request: Request, message: str) -> None:
     """Where there are keys, only an admin's may go on."""
-    front: Front = request.app.state.front
-    if front.config.is_keyed and not exchange_of(request.scope).is_admin:
+    if front_of(request).config.is_keyed and not exchange_of(request.scope).is_admin:
         raise ApiError(ErrorKind.PERMISSION, message, code="admin_only")
 
 

@@ -2,9 +2,7 @@
 
 from typing import Any
 
-import msgspec
-
-from penstock.service.server.dialect import Progress
+from penstock.service.server.dialect import Dialect, HeaderList
 from penstock.service.server.http import sse
 from penstock.service.server.http.faults import ApiError, ErrorKind
 
@@ -23,33 +21,25 @@ SHAPES: dict[ErrorKind, tuple[int, str]] = {
 """Status and type; other kinds keep their own status and are the client's fault."""
 
 
-class AnthropicDialect:
-    stream_headers = sse.HEADERS
+class AnthropicDialect(Dialect):
     ping = b'event: ping\ndata: {"type":"ping"}\n\n'
 
+    def error_value(self, error: ApiError, request_id: str) -> dict[str, Any]:
+        _, name = SHAPES.get(error.kind, (0, "invalid_request_error"))
+        return {"type": "error", "error": {"type": name, "message": _message(error)}, "request_id": request_id}
+
     def error(self, error: ApiError, request_id: str) -> tuple[int, bytes]:
-        status, _ = SHAPES.get(error.kind, (error.status, ""))
-        return status, msgspec.json.encode(_body(error, request_id))
+        status, body = super().error(error, request_id)
+        return SHAPES.get(error.kind, (status, ""))[0], body
 
-    def error_event(self, error: ApiError, request_id: str) -> bytes:
-        return sse.named_event("error", _body(error, request_id))
+    def event(self, name: str, value: dict[str, Any]) -> bytes:
+        return sse.named_event(name, {"type": name} | value)
 
-    def headers(self, request_id: bytes, spent_ms: int) -> list[tuple[bytes, bytes]]:
+    def headers(self, request_id: bytes, spent_ms: int) -> HeaderList:
         return [(b"x-request-id", request_id), (b"request-id", request_id)]
-
-    def progress(self, progress: Progress) -> bytes:
-        return sse.named_event("progress", {"type": "progress"} | progress.value)
-
-    def comment(self, progress: Progress) -> bytes:
-        return sse.progress_comment(progress.value)
 
 
 DIALECT = AnthropicDialect()
-
-
-def _body(error: ApiError, request_id: str) -> dict[str, Any]:
-    _, name = SHAPES.get(error.kind, (0, "invalid_request_error"))
-    return {"type": "error", "error": {"type": name, "message": _message(error)}, "request_id": request_id}
 
 
 def _message(error: ApiError) -> str:

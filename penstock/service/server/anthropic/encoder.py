@@ -23,8 +23,8 @@ from penstock.runtime.text.stream.segments import (
     arguments_of,
     joined,
 )
-from penstock.service.server.anthropic.dialect import DIALECT, AnthropicDialect
-from penstock.service.server.http import sse
+from penstock.service.server.anthropic.dialect import DIALECT
+from penstock.service.server.dialect import AnswerEncoder, Dialect
 from penstock.service.server.http.call import LENGTH, TOOL_CALLS, Call, Piece
 from penstock.service.server.http.exchange import random_hex
 from penstock.service.server.http.faults import ApiError
@@ -34,10 +34,10 @@ _SIGNING_KEY = secrets.token_bytes(32)
 
 
 @dataclass(slots=True)
-class MessageEncoder:
+class MessageEncoder(AnswerEncoder):
     """One answer, whole or as its events."""
 
-    dialect: ClassVar[AnthropicDialect] = DIALECT
+    dialect: ClassVar[Dialect] = DIALECT
 
     _id: str
     _model: str
@@ -56,7 +56,7 @@ class MessageEncoder:
 
     def opening(self, call: Call) -> bytes:
         message = self._message(call, [], None) | {"stop_sequence": None}
-        return _event("message_start", {"message": message})
+        return DIALECT.event("message_start", {"message": message})
 
     def reporting(self, pieces: Sequence[Piece]) -> bytes:
         parts: list[bytes] = []
@@ -70,8 +70,8 @@ class MessageEncoder:
         parts: list[bytes] = []
         self._close_block(parts)
         delta = {"stop_reason": self._stop_reason(call), "stop_sequence": self._stop}
-        parts.append(_event("message_delta", {"delta": delta, "usage": self._usage(call)}))
-        parts.append(_event("message_stop", {}))
+        parts.append(DIALECT.event("message_delta", {"delta": delta, "usage": self._usage(call)}))
+        parts.append(DIALECT.event("message_stop", {}))
         return b"".join(parts)
 
     def failing(self, error: ApiError) -> bytes:
@@ -162,7 +162,7 @@ class MessageEncoder:
         self._close_block(parts)
         self._open = kind
         self._block += 1
-        parts.append(_event("content_block_start", {"index": self._block, "content_block": block}))
+        parts.append(DIALECT.event("content_block_start", {"index": self._block, "content_block": block}))
 
     def _close_block(self, parts: list[bytes]) -> None:
         if self._open is None:
@@ -170,15 +170,11 @@ class MessageEncoder:
         if self._open == "thinking":
             parts.append(self._delta({"type": "signature_delta", "signature": _signature("".join(self._thoughts))}))
             self._thoughts.clear()
-        parts.append(_event("content_block_stop", {"index": self._block}))
+        parts.append(DIALECT.event("content_block_stop", {"index": self._block}))
         self._open = None
 
     def _delta(self, delta: dict[str, Any]) -> bytes:
-        return _event("content_block_delta", {"index": self._block, "delta": delta})
-
-
-def _event(name: str, fields: dict[str, Any]) -> bytes:
-    return sse.named_event(name, {"type": name} | fields)
+        return DIALECT.event("content_block_delta", {"index": self._block, "delta": delta})
 
 
 def _blocks(segments: Sequence[Segment]) -> list[dict[str, Any]]:

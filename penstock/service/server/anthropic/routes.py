@@ -8,7 +8,7 @@ from starlette.requests import Request
 from penstock.service.server.anthropic.encoder import MessageEncoder
 from penstock.service.server.anthropic.protocol import REFUSED, CountBody, MessagesBody
 from penstock.service.server.anthropic.request import chat_of, generation_of
-from penstock.service.server.front import Counted, Front, Prepared
+from penstock.service.server.front import Counted, Front, Prepared, front_of
 from penstock.service.server.generation import Caller, Delivery
 from penstock.service.server.http.answer import Json
 from penstock.service.server.http.exchange import random_hex
@@ -34,8 +34,7 @@ def delivery_of(body: MessagesBody) -> Delivery:
 
 
 async def count_tokens(request: Request) -> Json:
-    front: Front = request.app.state.front
-    begun = await front.begin(request, CountBody, REFUSED)
+    begun = await front_of(request).begin(request, CountBody, REFUSED)
     prompt = await prompt_of_chat(begun.model, chat_of(begun.body))
     return Json({"input_tokens": len(prompt.token_ids)})
 

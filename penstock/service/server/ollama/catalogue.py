@@ -8,7 +8,7 @@ from typing import Any
 
 from starlette.requests import Request
 
-from penstock.service.server.front import Front, body_of
+from penstock.service.server.front import body_of, front_of
 from penstock.service.server.http.answer import Json, Plain
 from penstock.service.server.http.faults import invalid
 from penstock.service.server.ollama.dialect import line_of
@@ -26,13 +26,11 @@ async def version(request: Request) -> Json:
 
 
 async def tags(request: Request) -> Json:
-    front: Front = request.app.state.front
-    return Json({"models": [_entry(model) for model in front.models.known]})
+    return Json({"models": [_entry(model) for model in front_of(request).models.known]})
 
 
 async def processes(request: Request) -> Json:
-    front: Front = request.app.state.front
-    loaded = [model for model in front.models.known if model.state is Residency.READY]
+    loaded = [model for model in front_of(request).models.known if model.state is Residency.READY]
     return Json({"models": [_process(model) for model in loaded]})
 
 
@@ -94,8 +92,7 @@ async def _named(request: Request) -> tuple[NameBody, ServedModel]:
     name = body.model or body.name
     if not name:
         raise invalid("model is missing; send it", "model", "missing_required_parameter")
-    front: Front = request.app.state.front
-    return body, front.models.find(name)
+    return body, front_of(request).models.find(name)
 
 
 def _entry(model: ServedModel) -> dict[str, Any]:

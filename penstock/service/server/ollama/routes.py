@@ -5,7 +5,7 @@ from typing import Any
 
 from starlette.requests import Request
 
-from penstock.service.server.front import Begun, Counted, Front, Prepared
+from penstock.service.server.front import Begun, Counted, Front, Prepared, front_of
 from penstock.service.server.generation import Delivery, Generation, Texts
 from penstock.service.server.http.answer import Json
 from penstock.service.server.http.faults import ApiError, ErrorKind, invalid
@@ -104,8 +104,7 @@ def _nothing_asked(front: Front, request: Request, begun: "Begun[Any]", words: d
 
 
 async def embed(request: Request) -> Json:
-    front: Front = request.app.state.front
-    begun = await front.begin(request, EmbedBody, REFUSED, _kept)
+    begun = await front_of(request).begin(request, EmbedBody, REFUSED, _kept)
     start_s, body, model = time.monotonic(), begun.body, begun.model
     if not body.input:
         return Json({"model": body.model, "embeddings": []})
@@ -125,8 +124,7 @@ async def embed(request: Request) -> Json:
 
 
 async def embed_legacy(request: Request) -> Json:
-    front: Front = request.app.state.front
-    begun = await front.begin(request, LegacyEmbedBody, REFUSED, _kept)
+    begun = await front_of(request).begin(request, LegacyEmbedBody, REFUSED, _kept)
     prompts = await prompts_of(begun.model, begun.body.prompt, "prompt")
     (vector,) = await embedded(begun.model, begun.caller, prompts, "prompt")
     return Json({"embedding": list(vector)})

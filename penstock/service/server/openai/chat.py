@@ -14,13 +14,12 @@ from penstock.runtime.text.stream.segments import (
     joined,
     reasoning_of,
 )
-from penstock.service.server.dialect import Dialect
+from penstock.service.server.dialect import AnswerEncoder
 from penstock.service.server.front import Counted, Front, Prepared
 from penstock.service.server.generation import Caller
 from penstock.service.server.http import sse
 from penstock.service.server.http.call import Call, Piece
 from penstock.service.server.http.exchange import random_hex, unix_time
-from penstock.service.server.http.faults import ApiError
 from penstock.service.server.openai.calls import FUNCTION_WORDS, TOOL_WORDS
 from penstock.service.server.openai.dialect import DIALECT
 from penstock.service.server.openai.logprobs import chat_entries
@@ -46,10 +45,10 @@ async def prepare_chat(front: Front, model: ServedModel, caller: Caller, body: C
     return Prepared(model, call, encoder)
 
 
-class ChoicesEncoder:
+class ChoicesEncoder(AnswerEncoder):
     """An answer of choices. `kind` is the object's name, `chunk` what its chunks say beside the head."""
 
-    dialect: Dialect = DIALECT
+    dialect = DIALECT
 
     def __init__(
         self, front: Front, model: ServedModel, body: Sampling, prefix: str, kind: str, chunk: dict[str, Any]
@@ -76,9 +75,6 @@ class ChoicesEncoder:
         if not self._has_usage:
             return sse.DONE
         return self._begin + b'[],"usage":' + sse.quoted(self._usage(call, timings)) + b"}\n\n" + sse.DONE
-
-    def failing(self, error: ApiError) -> bytes:
-        return DIALECT.error_event(error, "")
 
     def _usage(self, call: Call, timings: dict[str, float] | None) -> dict[str, Any]:
         """With the times of the call, and why its prompt was not found in the cache, if they were asked for."""

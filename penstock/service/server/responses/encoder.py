@@ -20,6 +20,7 @@ from penstock.runtime.text.stream.segments import (
     ToolCallStart,
 )
 from penstock.runtime.text.tokenizer.tokenizer import Tokenizer
+from penstock.service.server.dialect import AnswerEncoder
 from penstock.service.server.http import sse
 from penstock.service.server.http.call import LENGTH, Call, Piece
 from penstock.service.server.http.exchange import random_hex
@@ -33,7 +34,7 @@ Fields = dict[str, Any]
 OnEnd = Callable[[Fields], "Sequence[Future[None]]"]
 
 
-class ResponseEncoder:
+class ResponseEncoder(AnswerEncoder):
     """`head` is what of the response is known before anything is generated. `on_end` is given the response when it is over, and
     hands back what is being written of it: a client that waits is told if that fails.
     """

@@ -5,7 +5,7 @@ Each is a call like any other, admitted, measured and listed; only its events tr
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any
@@ -15,13 +15,14 @@ from starlette.requests import Request
 
 from penstock.service.server.front import Front, Prepared, caller_of
 from penstock.service.server.generation import Caller
+from penstock.service.server.http.answer import Parts
 from penstock.service.server.http.body import convert
 from penstock.service.server.http.call import Failure
 from penstock.service.server.http.exchange import KEY, exchange_of, random_hex
 from penstock.service.server.http.faults import ApiError, error_of_finish
 from penstock.service.server.openai.chat import prepare_chat
 from penstock.service.server.openai.protocol import REFUSED, ChatBody
-from penstock.service.server.ui.stream import EventAnswer
+from penstock.service.server.ui.stream import Events, event_answer
 
 MAX_STREAMS = 64
 News = tuple[str, dict[str, Any]]
@@ -33,7 +34,7 @@ class StreamsBody(msgspec.Struct, kw_only=True):
     bodies: Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1, max_length=MAX_STREAMS)]
 
 
-async def stream_chats(request: Request) -> EventAnswer:
+async def stream_chats(request: Request) -> Parts:
     """Events `begin` (its request id), `chunk` (events of a chat completion as they come) and `end`, each with its index."""
     front: Front = request.app.state.front
     front.health.check_open()
@@ -41,7 +42,7 @@ async def stream_chats(request: Request) -> EventAnswer:
     chats = [convert(one, ChatBody, REFUSED)[0] for one in body.bodies]
     caller = caller_of(request)
 
-    async def source() -> AsyncIterator[News]:
+    async def source() -> Events:
         news: asyncio.Queue[News | None] = asyncio.Queue()
         tasks = [
             asyncio.create_task(_answer(front, caller, index, chat, dict(request.scope), news))
@@ -60,7 +61,7 @@ async def stream_chats(request: Request) -> EventAnswer:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    return EventAnswer(source)
+    return event_answer(source())
 
 
 async def _answer(
