@@ -20,10 +20,6 @@ class PinLedger:
         self._pins: dict[str, dict[bytes, float]] = {}
         """When each pinned block of a tenant is free again."""
 
-    def num_pinned(self, tenant: str, now: float) -> int:
-        self._forget(now)
-        return len(self._pins.get(tenant, ()))
-
     def grant(
         self,
         tenant: str,

@@ -6,23 +6,24 @@ the table by the name a client sent; nothing here knows a dialect.
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, Protocol
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from penstock.runtime.core.request import Request, SamplingParams
-from penstock.runtime.engine.client import EngineClient, Facts, StepReport
+from penstock.runtime.engine.client import EngineClient, Facts
 from penstock.runtime.text.tokenizer.tokenizer import Tokenizer
 from penstock.runtime.text.watermark import Watermark
 from penstock.service.server.blocks import BlockIndex
 from penstock.service.server.http.admission import Admission
-from penstock.service.server.http.call import Call
-from penstock.service.server.http.faults import ApiError, ErrorKind, busy
-from penstock.service.server.http.meters import Meters, Watch
+from penstock.service.server.http.faults import ApiError, loading, not_found
+from penstock.service.server.http.meters import Meters
 from penstock.service.server.pins import PinLedger
 from penstock.service.server.pool.resident import Residency, Resident
 from penstock.service.server.text import NO_CARD, ModelCard, Text
 from penstock.tools.doctor.prefixes import PrefixWatch
+
+if TYPE_CHECKING:
+    from penstock.service.server.adapters.table import AdapterTable
 
 FRESH_S = 2.0
 """An engine that sent something this recently is alive; a token this old still proves it."""
@@ -32,12 +33,6 @@ CANARY_S = 2.0
 DEFAULT_NAME = "default"
 LATEST = ":latest"
 """Ollama's clients add it to names that have no tag."""
-
-
-class CallObserver(Protocol):
-    def enter(self, call: Call, scope: Mapping[str, Any]) -> None: ...
-
-    def leave(self, call: Call, watches: Iterable[Watch], now: float) -> None: ...
 
 
 class ServedModel:
@@ -64,26 +59,7 @@ class ServedModel:
         self._card = NO_CARD
         self._canary_s = -1e9
         self.prefixes: PrefixWatch | None = None
-        self.on_step: list[Callable[[StepReport], None]] = [self.meters.observe]
-        """Told of every step of the engine, in this order, before whoever waits for its tokens."""
-        client.on_step = self._on_step
-        self.observers: list[CallObserver] = []
-        """Told of calls that run on connections, beside the meters: the pages that show them."""
-
-    def _on_step(self, step: StepReport) -> None:
-        for told in self.on_step:
-            told(step)
-
-    @contextmanager
-    def observed(self, call: Call, scope: Mapping[str, Any]) -> Iterator[None]:
-        """While the call runs, and the meters still have it."""
-        for observer in self.observers:
-            observer.enter(call, scope)
-        try:
-            yield
-        finally:
-            for observer in self.observers:
-                observer.leave(call, self.meters.watches(call), time.monotonic())
+        client.on_step = self.meters.observe
 
     def watch_prefixes(self, *, keeps_words: bool) -> None:
         """Hold each prompt against the last ones from now on."""
@@ -152,21 +128,14 @@ class ServedModel:
         return Residency.READY if self.is_open and self.client.is_ready else Residency.LOADING
 
     @property
-    def max_context(self) -> int:
-        """Found when it was loaded, or what its files say."""
-        return self.card.max_context if self.client.facts is None else self.client.facts.max_context
+    def known(self) -> Facts | ModelCard:
+        """Its longest context, whether it generates, the size of its vectors: found when it was loaded, or as its files say."""
+        return self.client.facts or self.card
 
     @property
-    def can_generate(self) -> bool:
-        return self.card.can_generate if self.client.facts is None else self.client.facts.can_generate
-
-    @property
-    def embedding_size(self) -> int | None:
-        return self.card.embedding_size if self.client.facts is None else self.client.facts.embedding_size
-
-    @property
-    def vocab_size(self) -> int:
-        return self.facts.vocab_size
+    def capabilities(self) -> list[str]:
+        names = (self.known.can_generate and "completion", self.known.embedding_size and "embedding")
+        return [name for name in names if name]
 
     @property
     def is_alive(self) -> bool:
@@ -242,7 +211,6 @@ class AdaptedModel(ServedModel):
         self.adapter = path
         self.client, self.resident = base.client, base.resident
         self.admission, self.meters, self.blocks, self.pins = base.admission, base.meters, base.blocks, base.pins
-        self.observers = base.observers
         self.created, self.fault = int(time.time()), ""
         self.watermark = base.watermark
         self._own_name = name
@@ -271,27 +239,14 @@ class AdaptedModel(ServedModel):
         return await self.base.is_ready()
 
 
-class NamedAdapters(Protocol):
-    """Adapters by name, as the table of models asks for them."""
-
-    def __iter__(self) -> Iterator[AdaptedModel]: ...
-
-    def get(self, name: str) -> AdaptedModel | None: ...
-
-    def metrics(self) -> Sequence[Any]:
-        """What is counted of them."""
-
-    def view(self) -> dict[str, Any]:
-        """What the dashboard shows of them."""
-
-
 class ServedModels:
     """The table. An empty name, or `default`, means the first. Adapters are found by name and listed; they are no models to
     wait for, load or count."""
 
     def __init__(self, *models: ServedModel) -> None:
-        self._models = list(models)
-        self.adapters: NamedAdapters | None = None
+        self._models = models
+        self.first = models[0]
+        self.adapters: AdapterTable | None = None
         """Of the first model; none where none are served."""
 
     def __iter__(self) -> Iterator[ServedModel]:
@@ -299,15 +254,6 @@ class ServedModels:
 
     def __len__(self) -> int:
         return len(self._models)
-
-    @property
-    def first(self) -> ServedModel:
-        return self._models[0]
-
-    @property
-    def only(self) -> ServedModel | None:
-        """The one model there is: requests are admitted to it before their bodies are read."""
-        return self._models[0] if len(self._models) == 1 else None
 
     @property
     def known(self) -> list[ServedModel]:
@@ -318,12 +264,12 @@ class ServedModels:
     @property
     def longest_context(self) -> int:
         """Of those whose context is known; it may not be, of a model that was never loaded."""
-        return max((model.max_context for model in self.known), default=0)
+        return max((model.known.max_context for model in self.known), default=0)
 
     def max_context(self) -> int:
         """No text is longer; 0 while a context is not known."""
-        contexts = [model.max_context for model in self.known]
-        return max(contexts) if contexts and all(contexts) else 0
+        contexts = [model.known.max_context for model in self._models]
+        return max(contexts) if all(contexts) else 0
 
     def find(self, name: str | None) -> ServedModel:
         """The model a client means. Raises an error that names those there are."""
@@ -343,8 +289,4 @@ class ServedModels:
         """The error that names the models there are."""
         there = ", ".join(repr(model.name) for model in self.known[:20])
         message = f"the model {name[:80]!r} is not served here; it is {there}"
-        return ApiError(ErrorKind.NOT_FOUND, message, param="model", code="model_not_found") if there else loading()
-
-
-def loading() -> ApiError:
-    return busy("the model is being loaded; try again in a moment", 1, code="model_loading")
+        return not_found(message, "model", "model_not_found") if there else loading()

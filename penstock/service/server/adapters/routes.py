@@ -9,7 +9,7 @@ from starlette.requests import Request
 from penstock.service.server.adapters.table import AdapterTable
 from penstock.service.server.front import Front, body_of, check_admin
 from penstock.service.server.http.answer import Json, Plain
-from penstock.service.server.http.faults import ApiError, ErrorKind, invalid
+from penstock.service.server.http.faults import ApiError, ErrorKind, invalid, not_found
 
 MAX_NAME = 256
 ORDER_S = 120.0
@@ -54,8 +54,7 @@ async def unload_adapter(request: Request) -> Plain:
     table, _ = _table(request)
     body = await body_of(request, UnloadBody)
     if table.get(body.lora_name) is None:
-        message = f"the adapter {body.lora_name[:80]!r} is not served here"
-        raise ApiError(ErrorKind.NOT_FOUND, message, param="lora_name", code="model_not_found")
+        raise not_found(f"the adapter {body.lora_name[:80]!r} is not served here", "lora_name", "model_not_found")
     async with asyncio.timeout(ORDER_S):
         await table.unload(body.lora_name)
     return Plain(f"Success: LoRA adapter '{body.lora_name}' removed successfully.".encode(), "text/plain")
@@ -81,10 +80,7 @@ def _table(request: Request) -> tuple[AdapterTable, Front]:
     front: Front = request.app.state.front
     check_admin(request, "adapters are an admin's to change; send an --admin-key")
     table = front.models.adapters
-    if not isinstance(table, AdapterTable):
-        raise ApiError(
-            ErrorKind.NOT_FOUND,
-            "this server serves no adapters; start it with --adapter or --adapters-dir",
-            code="not_served",
-        )
+    if table is None:
+        message = "this server serves no adapters; start it with --adapter or --adapters-dir"
+        raise not_found(message, code="not_served")
     return table, front

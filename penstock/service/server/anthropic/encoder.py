@@ -53,26 +53,26 @@ class MessageEncoder(AnswerEncoder):
     _thoughts: list[str] = field(default_factory=list)
     _finish_reason: str | None = None
     _stop: str | None = None
+    _unsent: list[bytes] = field(default_factory=list)
+    """Events."""
 
     def opening(self, call: Call) -> bytes:
         message = self._message(call, [], None) | {"stop_sequence": None}
         return DIALECT.event("message_start", {"message": message})
 
     def reporting(self, pieces: Sequence[Piece]) -> bytes:
-        parts: list[bytes] = []
         for piece in pieces:
             for segment in piece.segments if self._max_tokens else ():
-                self._tell(segment, parts)
+                self._tell(segment)
             self._take_finish(piece)
-        return b"".join(parts)
+        return self._told()
 
     def closing(self, call: Call, timings: dict[str, float] | None) -> bytes:
-        parts: list[bytes] = []
-        self._close_block(parts)
+        self._close_block()
         delta = {"stop_reason": self._stop_reason(call), "stop_sequence": self._stop}
-        parts.append(DIALECT.event("message_delta", {"delta": delta, "usage": self._usage(call)}))
-        parts.append(DIALECT.event("message_stop", {}))
-        return b"".join(parts)
+        self._event("message_delta", {"delta": delta, "usage": self._usage(call)})
+        self._event("message_stop", {})
+        return self._told()
 
     def failing(self, error: ApiError) -> bytes:
         return DIALECT.error_event(error, self._request_id)
@@ -139,42 +139,50 @@ class MessageEncoder(AnswerEncoder):
 
     # Events
 
-    def _tell(self, segment: Segment, parts: list[bytes]) -> None:
+    def _tell(self, segment: Segment) -> None:
         match segment:
             case ContentText(text):
-                self._enter_block("text", {"type": "text", "text": ""}, parts)
-                parts.append(self._delta({"type": "text_delta", "text": text}))
+                self._enter_block("text", {"type": "text", "text": ""})
+                self._delta({"type": "text_delta", "text": text})
             case ReasoningText(text):
-                self._enter_block("thinking", {"type": "thinking", "thinking": "", "signature": ""}, parts)
+                self._enter_block("thinking", {"type": "thinking", "thinking": "", "signature": ""})
                 self._thoughts.append(text)
-                parts.append(self._delta({"type": "thinking_delta", "thinking": text}))
+                self._delta({"type": "thinking_delta", "thinking": text})
             case ToolCallStart(_, name, call_id):
-                self._close_block(parts)
-                self._enter_block("tool_use", _tool_use(name, call_id, {}), parts)
+                self._close_block()
+                self._enter_block("tool_use", _tool_use(name, call_id, {}))
             case ToolCallArguments(_, text):
-                parts.append(self._delta({"type": "input_json_delta", "partial_json": text}))
+                self._delta({"type": "input_json_delta", "partial_json": text})
             case ToolCallEnd():
-                self._close_block(parts)
+                self._close_block()
 
-    def _enter_block(self, kind: str, block: dict[str, Any], parts: list[bytes]) -> None:
+    def _enter_block(self, kind: str, block: dict[str, Any]) -> None:
         if self._open == kind:
             return
-        self._close_block(parts)
+        self._close_block()
         self._open = kind
         self._block += 1
-        parts.append(DIALECT.event("content_block_start", {"index": self._block, "content_block": block}))
+        self._event("content_block_start", {"index": self._block, "content_block": block})
 
-    def _close_block(self, parts: list[bytes]) -> None:
+    def _close_block(self) -> None:
         if self._open is None:
             return
         if self._open == "thinking":
-            parts.append(self._delta({"type": "signature_delta", "signature": _signature("".join(self._thoughts))}))
+            self._delta({"type": "signature_delta", "signature": _signature("".join(self._thoughts))})
             self._thoughts.clear()
-        parts.append(DIALECT.event("content_block_stop", {"index": self._block}))
+        self._event("content_block_stop", {"index": self._block})
         self._open = None
 
-    def _delta(self, delta: dict[str, Any]) -> bytes:
-        return DIALECT.event("content_block_delta", {"index": self._block, "delta": delta})
+    def _delta(self, delta: dict[str, Any]) -> None:
+        self._event("content_block_delta", {"index": self._block, "delta": delta})
+
+    def _event(self, name: str, fields: dict[str, Any]) -> None:
+        self._unsent.append(DIALECT.event(name, fields))
+
+    def _told(self) -> bytes:
+        data = b"".join(self._unsent)
+        self._unsent.clear()
+        return data
 
 
 def _blocks(segments: Sequence[Segment]) -> list[dict[str, Any]]:

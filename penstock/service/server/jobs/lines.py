@@ -132,9 +132,10 @@ def failed_line(custom_id: str, error: ApiError, request_id: str) -> bytes:
     return answer_line(custom_id, error.status, DIALECT.error_value(error), request_id)
 
 
-def unanswered_line(custom_id: str, code: str, message: str) -> bytes:
+def expired_line(custom_id: str) -> bytes:
     """A request that was never answered."""
-    return _line(custom_id, error={"code": code, "message": message})
+    message = "the batch expired before this request was answered"
+    return _line(custom_id, error={"code": "batch_expired", "message": message})
 
 
 def _line(custom_id: str, response: dict[str, Any] | None = None, error: dict[str, str] | None = None) -> bytes:

@@ -41,14 +41,18 @@ async def show(request: Request) -> Json:
     return Json(
         {
             "modelfile": f"FROM {model.name}\n",
-            "parameters": f"num_ctx {model.max_context}",
+            "parameters": f"num_ctx {model.known.max_context}",
             "template": card.template,
             "details": _details(model),
             "model_info": {
                 "general.architecture": architecture,
                 "general.parameter_count": card.num_parameters,
-                f"{architecture}.context_length": model.max_context,
-                **({f"{architecture}.embedding_length": model.embedding_size} if model.embedding_size else {}),
+                f"{architecture}.context_length": model.known.max_context,
+                **(
+                    {f"{architecture}.embedding_length": model.known.embedding_size}
+                    if model.known.embedding_size
+                    else {}
+                ),
             },
             "capabilities": capabilities(model),
             "modified_at": _time(model.created),
@@ -77,9 +81,7 @@ async def delete(request: Request) -> Json:
 
 
 def capabilities(model: ServedModel) -> list[str]:
-    found = ["completion"] if model.can_generate else []
-    if model.embedding_size:
-        found.append("embedding")
+    found = model.capabilities
     if "tools" in model.card.template:  # it describes them to the model itself; all others are told in words
         found.append("tools")
     if model.card.has_reasoning:

@@ -13,7 +13,6 @@ from penstock.service.server.generation import (
     CachePin,
     Chat,
     ChatMessage,
-    Delivery,
     FormKind,
     Generation,
     OutputForm,
@@ -103,17 +102,9 @@ def chat_generation(body: ChatBody) -> Generation:
         is_flex=body.service_tier == "flex",
         deadline_ms=body.deadline_ms,
         kept_prompt_tokens=body.truncate_prompt_tokens,
-        prediction=prediction_of(body),
+        prediction="" if body.prediction is None else _text(body.prediction.content, "prediction.content"),
         speculate=body.speculate,
         param="messages",
-    )
-
-
-def delivery_of(body: Sampling) -> Delivery:
-    return Delivery(
-        is_stream=bool(body.stream),
-        reports_progress=bool(body.stream_options and body.stream_options.include_progress),
-        reports_timings=bool(body.return_timings),
     )
 
 
@@ -155,13 +146,6 @@ def _beams(body: Sampling) -> Beams | None:
     return Beams(width, 1.0 if body.length_penalty is None else body.length_penalty)
 
 
-def prediction_of(body: ChatBody) -> str:
-    content = "" if body.prediction is None else body.prediction.content
-    if isinstance(content, list):
-        content = "".join(_words(part, "prediction.content", place) for place, part in enumerate(content))
-    return content
-
-
 def messages_of(messages: list[Message]) -> tuple[ChatMessage, ...]:
     read: list[ChatMessage] = []
     called: dict[str, str] = {}
@@ -190,9 +174,7 @@ def _function_key(name: str) -> str:
 def _message(message: Message, number: int) -> ChatMessage:
     """Parts that are not text are refused: nothing of them would reach the model."""
     where = f"messages[{number}].content"
-    content = message.content
-    if isinstance(content, list):
-        content = "".join(_words(part, where, place) for place, part in enumerate(content))
+    content = None if message.content is None else _text(message.content, where)
     if content is None and message.role != "assistant":
         raise invalid(f"messages[{number}] has no content; send some text", where)
     calls = tuple(
@@ -210,6 +192,12 @@ def _message(message: Message, number: int) -> ChatMessage:
         tool_call_id=message.tool_call_id or "",
         name=message.name or "",
     )
+
+
+def _text(content: str | list[ContentPart], where: str) -> str:
+    if isinstance(content, str):
+        return content
+    return "".join(_words(part, where, place) for place, part in enumerate(content))
 
 
 def _words(part: ContentPart, where: str, place: int) -> str:

@@ -39,6 +39,6 @@ async def detokenize(request: Request) -> Json:
     max_context = model.facts.max_context
     if len(body.tokens) > max_context:
         raise invalid(f"tokens has {len(body.tokens):,} ids; a context here has at most {max_context:,}", "tokens")
-    check_ids(body.tokens, model.vocab_size, "tokens")
+    check_ids(body.tokens, model.facts.vocab_size, "tokens")
     decoding = partial(model.tokenizer.decode, body.tokens, skip_special=bool(body.skip_special_tokens))
     return Json({"prompt": decoding() if len(body.tokens) <= INLINE_CHARACTERS else await off_loop(decoding)})

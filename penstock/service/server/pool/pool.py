@@ -19,7 +19,6 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from penstock.errors import CapacityError, ModelFileError, PenstockError
-from penstock.metrics.exposition import Metric
 from penstock.service.server.dialect import Progress
 from penstock.service.server.http.faults import ApiError, shutting_down
 from penstock.service.server.pool.loads import ModelLoads, PooledModel, taken_bytes
@@ -54,6 +53,7 @@ class ModelPool:
         self.models = {one.resident.name: one for one in models}
         self.budget_bytes = budget_bytes
         self.meters = {one.resident.name: PoolMeters(one.resident) for one in models}
+        """What is counted of each beside what its requests are."""
         self._max_waiting = max_waiting
         self._waiters: dict[str, list[asyncio.Future[None]]] = {name: [] for name in self.models}
         self._loads = ModelLoads()
@@ -79,10 +79,6 @@ class ModelPool:
     def num_bytes(self) -> int:
         """What all that is in memory takes or may come to take."""
         return sum(one.num_bytes for one in self.residents if one.is_in_memory)
-
-    def metrics(self, name: str) -> list[Metric]:
-        """What is counted of one model beside what its requests are."""
-        return self.meters[name].metrics
 
     def progress(self, resident: Resident) -> Progress:
         """Progress of a model that requests wait for."""

@@ -11,7 +11,7 @@ from penstock.runtime.models.catalog import CONFIGS
 from penstock.service.server.front import Front, body_of, front_of
 from penstock.service.server.http.answer import Json, Parts
 from penstock.service.server.http.exchange import exchange_of
-from penstock.service.server.http.faults import ApiError, ErrorKind, busy, invalid
+from penstock.service.server.http.faults import ApiError, ErrorKind, busy, invalid, not_found
 from penstock.service.server.pool.resident import Residency
 from penstock.service.server.served import ServedModel
 from penstock.service.server.ui.flags import words_of
@@ -110,9 +110,9 @@ async def about(request: Request) -> Json:
             "served": [one.known_name for one in front.models],
             "residents": [resident_value(one) for one in front.models if one.resident is not None],
             "device": facts.device if facts else "",
-            "max_context": model.max_context,
+            "max_context": model.known.max_context,
             **{name: getattr(facts, name, 0) for name in SIZES},
-            "can_generate": model.can_generate if facts or model.resident is not None else True,
+            "can_generate": model.known.can_generate if facts or model.resident is not None else True,
             "memory": facts.memory if facts else (),
             "models": sorted(CONFIGS),
             "devices": list(HARDWARE),
@@ -162,11 +162,7 @@ def _record(request: Request) -> RequestRecord:
     name, tenant = request.path_params["name"], _tenant(request)
     record = _live(request).ledger.find(name)
     if record is None or (tenant is not None and record.tenant != tenant):
-        raise ApiError(
-            ErrorKind.NOT_FOUND,
-            "no such request is known: they are kept while a page watches",
-            code="request_not_found",
-        )
+        raise not_found("no such request is known: they are kept while a page watches", code="request_not_found")
     return record
 
 
@@ -246,8 +242,7 @@ async def show_block(request: Request) -> Json:
     model, name = _model(request), request.path_params["number"]
     found = _live(request).block(int(name), _tenant(request)) if name.isdecimal() and len(name) < 10 else None
     if found is None:
-        message = "no such block is known: they are seen while a page watches"
-        raise ApiError(ErrorKind.NOT_FOUND, message, code="block_not_found")
+        raise not_found("no such block is known: they are seen while a page watches", code="block_not_found")
     if found["prefix"] is not None:
         _word(model, {"prefixes": [found["prefix"]]})
     return Json(found)
@@ -284,9 +279,9 @@ def resident_value(model: ServedModel) -> dict[str, Any]:
         "loading_s": now - resident.load_start_s if resident.state is Residency.LOADING else None,
         "is_measured": resident.measured_bytes is not None,
         "expires_s": None if math.isinf(expires_s) or resident.state is not Residency.READY else max(expires_s, 0.0),
-        "max_context": model.max_context,
-        "can_generate": model.can_generate,
-        "embedding_size": model.embedding_size,
+        "max_context": model.known.max_context,
+        "can_generate": model.known.can_generate,
+        "embedding_size": model.known.embedding_size,
     }
 
 

@@ -69,7 +69,7 @@ async def _answer(
 ) -> None:
     """One of them, from its place to its end; a refusal is its own."""
     name = f"req_{random_hex()}"
-    scope[KEY] = replace(exchange_of(scope), request_id=name.encode(), start_s=time.monotonic())
+    scope[KEY] = replace(exchange_of(scope), name=name, start_s=time.monotonic())
     try:
         model = front.models.find(chat.model)
         async with front.having(model):
@@ -92,7 +92,7 @@ async def _tell(
     prepared: Prepared, scope: dict[str, Any], put: Callable[[str, Any], None], *, reports_timings: bool
 ) -> None:
     model, encoder = prepared.model, prepared.encoder
-    with prepared.running() as call, model.observed(call, scope):
+    with prepared.running(scope) as call:
         put("begin", {"request_id": exchange_of(scope).name})
         while not call.is_over:
             put("chunk", {"data": encoder.reporting(await call.news()).decode()})
