@@ -232,7 +232,6 @@ def test_variables_the_template_does_not_read_have_no_effect() -> None:
     template = ChatTemplate(QWEN)
     messages = [{"role": "user", "content": "x"}]
     assert template.render(messages, variables={"mood": "grim"}) == template.render(messages)
-    assert "enable_thinking" in template.variables
 
 
 def test_named_templates() -> None:

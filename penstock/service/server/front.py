@@ -68,10 +68,10 @@ class Prepared:
     encoder: AnswerEncoder
 
     @contextmanager
-    def running(self, scope: Mapping[str, Any] | None = None) -> Iterator[Call]:
+    def running(self, exchange: ServerExchange | None = None) -> Iterator[Call]:
         """The call without a connection: begun, counted while it runs, and taken back whatever happens."""
         call, meters = self.call, self.model.meters
-        meters.enter(call, scope)
+        meters.enter(call, exchange)
         try:
             call.start()
             yield call
@@ -116,15 +116,16 @@ class Counted:
             headers = [*admission.limits(begun.caller.tenant), *begun.headers]
             encoder, times = self.prepared.encoder, meters.timings
             answer = HttpAnswer(call, encoder, begun.delivery, times, admission, front.calls, headers)
-        exchange_of(scope).call = call
-        meters.enter(call, scope)
+        exchange = exchange_of(scope)
+        exchange.call = call
+        meters.enter(call, exchange)
         try:
             await answer(scope, receive, send)
         finally:
             if not answer.is_sent and front.bills is not None:
                 front.bills.for_call(begun.caller, model.known_name, call)
             if front.tracer is not None:
-                exchange_of(scope).timings = meters.timings(call)
+                exchange.timings = meters.timings(call)
             meters.leave(call)
 
 
@@ -332,9 +333,13 @@ async def body_of(request: Request, type_: type[B]) -> B:
     return body
 
 
+def sees_all(request: Request) -> bool:
+    """Where there are no keys everybody may look; else those with an admin key."""
+    return not front_of(request).config.is_keyed or exchange_of(request.scope).is_admin
+
+
 def check_admin(request: Request, message: str) -> None:
-    """Where there are keys, only an admin's may go on."""
-    if front_of(request).config.is_keyed and not exchange_of(request.scope).is_admin:
+    if not sees_all(request):
         raise ApiError(ErrorKind.PERMISSION, message, code="admin_only")
 
 

@@ -293,7 +293,7 @@ async def prompt_of_chat(model: ServedModel, chat: Chat) -> PromptTokens:
         raise invalid("this model has no chat template; use /v1/completions", "messages", "unsupported_model")
     tools = chat.tools if chat.tool_choice.mode != "none" else ()
     messages, options = template.conversation(
-        [template_message(message) for message in chat.messages], [tool.described for tool in tools]
+        [*map(template_message, chat.messages)], [tool.described for tool in tools]
     )
     texts = [content for message in messages if isinstance(content := message.get("content"), str)]
     size = sum(map(len, texts))

@@ -42,6 +42,8 @@ class ServedModel:
         self, client: EngineClient, *, num_tenants: int, num_keys: int = 0, resident: Resident | None = None
     ) -> None:
         """`resident` is where it stands as one of several that come and go; None for one that is always there."""
+        self.base: ServedModel = self
+        """What an adapter is laid over."""
         self.client = client
         self.resident = resident
         self.admission = Admission(client, num_tenants=num_keys)
@@ -77,13 +79,14 @@ class ServedModel:
     @property
     def is_open(self) -> bool:
         """It can take requests: words and weights are there."""
-        return self._text is not None
+        return self.base._text is not None
 
     @property
     def text(self) -> Text:
-        if self._text is None:
+        text = self.base._text
+        if text is None:
             raise loading()
-        return self._text
+        return text
 
     @text.setter
     def text(self, text: Text) -> None:
@@ -96,7 +99,8 @@ class ServedModel:
     @property
     def card(self) -> ModelCard:
         """Also of a model that was never loaded, once its files have been looked at."""
-        return self._card if self._text is None else self._text.card
+        base = self.base
+        return base._card if base._text is None else base._text.card
 
     @card.setter
     def card(self, card: ModelCard) -> None:
@@ -216,27 +220,8 @@ class AdaptedModel(ServedModel):
         self._own_name = name
 
     @property
-    def is_open(self) -> bool:
-        return self.base.is_open
-
-    @property  # type: ignore[misc]
-    def text(self) -> Text:
-        return self.base.text
-
-    @property  # type: ignore[misc]
-    def card(self) -> ModelCard:
-        return self.base.card
-
-    @property
     def name(self) -> str:
         return self._own_name
-
-    @property
-    def known_name(self) -> str:
-        return self._own_name
-
-    async def is_ready(self) -> bool:
-        return await self.base.is_ready()
 
 
 class ServedModels:
@@ -251,9 +236,6 @@ class ServedModels:
 
     def __iter__(self) -> Iterator[ServedModel]:
         return iter(self._models)
-
-    def __len__(self) -> int:
-        return len(self._models)
 
     @property
     def known(self) -> list[ServedModel]:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-from jinja2 import meta
 from jinja2.exceptions import SecurityError
 
 from penstock.errors import ModelFileError, RequestError
@@ -86,11 +85,6 @@ class ChatTemplate:
         sources |= {name: _read_text(file) for name, file in files.items() if file.is_file()}
         return cls(sources, special_tokens=tokenizer.special_tokens) if sources else None
 
-    @property
-    def variables(self) -> frozenset[str]:
-        """Names a request may set: those the template reads, less those that are not a request's to set."""
-        return self._plain.variables
-
     @cached_property
     def _with_tools(self) -> "_Compiled":
         if self.tool_source == self.source:
@@ -149,7 +143,6 @@ class _Compiled:
 
     def __init__(self, sandbox: Sandbox, source: str, special_tokens: Mapping[str, str]) -> None:
         self._sandbox = sandbox
-        self._source = source
         self._special_tokens = special_tokens
         if len(source) > MAX_SOURCE_CHARACTERS:
             raise ModelFileError(
@@ -161,10 +154,6 @@ class _Compiled:
             raise ModelFileError(f"the chat template is refused: {error}") from error
         except (jinja2.TemplateError, SyntaxError, ValueError, RecursionError, MemoryError) as error:
             raise ModelFileError(f"the chat template does not compile: {_shown(error)}") from error
-
-    @cached_property
-    def variables(self) -> frozenset[str]:
-        return frozenset(meta.find_undeclared_variables(self._sandbox.parse(self._source))) - _RESERVED
 
     @cached_property
     def shape(self) -> TemplateShape:
@@ -233,9 +222,11 @@ def _checked_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, A
 
 
 def _checked_objects(values: Any, what: str) -> list[dict[str, Any]]:
-    if not isinstance(values, list | tuple) or not all(isinstance(value, Mapping) for value in values):
-        raise RequestError(f"{what} must be a list of objects", param=what)
-    return [_plain(value, what) for value in values]
+    if isinstance(values, list | tuple):
+        checked = [_plain(value, what) for value in values if isinstance(value, Mapping)]
+        if len(checked) == len(values):
+            return checked
+    raise RequestError(f"{what} must be a list of objects", param=what)
 
 
 def _plain(value: Any, what: str, depth: int = 0) -> Any:

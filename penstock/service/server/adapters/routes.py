@@ -36,10 +36,8 @@ async def load_adapter(request: Request) -> Plain:
     table, front = _table(request)
     body = await body_of(request, LoadBody)
     path = table.path_of(body.lora_path)
-    is_taken = table.get(body.lora_name) is not None or any(
-        model.known_name == body.lora_name for model in front.models
-    )
-    if is_taken and (not body.load_inplace or table.get(body.lora_name) is None):
+    is_model = any(model.known_name == body.lora_name for model in front.models)
+    if is_model or (table.get(body.lora_name) is not None and not body.load_inplace):
         raise invalid(
             f"{body.lora_name[:80]!r} is served already; send load_inplace to read it anew, or choose another name",
             "lora_name",

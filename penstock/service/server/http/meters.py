@@ -1,10 +1,10 @@
 """What the server counts, from the deltas everyone sees: the numbers behind /metrics, timings and the trace."""
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 from penstock.log import num_lost_lines
 from penstock.metrics.exposition import (
@@ -26,6 +26,7 @@ from penstock.runtime.engine.client import EngineClient, Facts, GrammarCounts, G
 from penstock.service.server.blocks import transfer_metrics
 from penstock.service.server.http.admission import Admission
 from penstock.service.server.http.call import Call
+from penstock.service.server.http.exchange import ServerExchange
 from penstock.service.server.http.record import TraceRecorder
 
 RECORDED_BLOCK = 16
@@ -72,7 +73,7 @@ class Watch:
 class CallObserver(Protocol):
     """Told of calls that run on connections, and of every step: the pages that show them."""
 
-    def enter(self, call: Call, scope: Mapping[str, Any]) -> None: ...
+    def enter(self, call: Call, exchange: ServerExchange) -> None: ...
 
     def observe(self, step: StepReport) -> None:
         """Before whoever waits for its tokens."""
@@ -130,14 +131,14 @@ class Meters:
 
     # Calls come and go
 
-    def enter(self, call: Call, scope: Mapping[str, Any] | None = None) -> None:
-        """`scope` is the connection's, of a call that runs on one."""
+    def enter(self, call: Call, exchange: ServerExchange | None = None) -> None:
+        """`exchange` is of a call that runs on a connection."""
         for request in call.requests:
             timeline = Timeline(call.arrival_s, len(request.prompt), request.params.n)
             self._open[request.request_id] = Watch(call, request, timeline)
-        if scope is not None:
+        if exchange is not None:
             for observer in self.observers:
-                observer.enter(call, scope)
+                observer.enter(call, exchange)
 
     def leave(self, call: Call) -> None:
         """Requests that have not ended were given up by their client."""

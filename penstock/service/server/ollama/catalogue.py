@@ -3,7 +3,6 @@
 import hashlib
 import math
 import time
-from datetime import UTC, datetime
 from typing import Any
 
 from starlette.requests import Request
@@ -11,7 +10,7 @@ from starlette.requests import Request
 from penstock.service.server.front import body_of, front_of
 from penstock.service.server.http.answer import Json, Plain
 from penstock.service.server.http.faults import invalid
-from penstock.service.server.ollama.dialect import line_of
+from penstock.service.server.ollama.dialect import line_of, stamp_of
 from penstock.service.server.ollama.protocol import NameBody
 from penstock.service.server.pool.resident import Residency
 from penstock.service.server.served import ServedModel
@@ -55,7 +54,7 @@ async def show(request: Request) -> Json:
                 ),
             },
             "capabilities": capabilities(model),
-            "modified_at": _time(model.created),
+            "modified_at": stamp_of(model.created),
         }
     )
 
@@ -101,7 +100,7 @@ def _entry(model: ServedModel) -> dict[str, Any]:
     return {
         "name": model.name,
         "model": model.name,
-        "modified_at": _time(model.created),
+        "modified_at": stamp_of(model.created),
         "size": model.card.size_bytes,
         "digest": _digest(model),
         "details": _details(model),
@@ -117,7 +116,7 @@ def _process(model: ServedModel) -> dict[str, Any]:
     return _entry(model) | {
         "size": size,
         "size_vram": size if facts.device != "cpu" else 0,
-        "expires_at": FOREVER if math.isinf(expires_s) else _time(time.time() + expires_s - time.monotonic()),
+        "expires_at": FOREVER if math.isinf(expires_s) else stamp_of(time.time() + expires_s - time.monotonic()),
         "context_length": facts.max_context,
     }
 
@@ -141,7 +140,3 @@ def _parameters(count: int) -> str:
 def _digest(model: ServedModel) -> str:
     """A name for what is served; the weights themselves are not read for it."""
     return hashlib.sha256(model.name.encode()).hexdigest()
-
-
-def _time(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")

@@ -1,5 +1,6 @@
 """How Ollama words errors, headers and signs of life: one JSON object a line, and nothing that is not one."""
 
+from datetime import UTC, datetime
 from typing import Any
 
 from penstock.service.server.dialect import Dialect, Progress
@@ -10,6 +11,11 @@ from penstock.service.server.http.sse import quoted
 def line_of(value: dict[str, Any]) -> bytes:
     """One line, whoever cuts it: readers of lines, Ollama's own Python client among them, know more ends than JSON does."""
     return quoted(value) + b"\n"
+
+
+def stamp_of(seconds: float) -> str:
+    """A time as its clients read it."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
 
 
 class OllamaDialect(Dialect):

@@ -1,7 +1,7 @@
 """A call as Ollama words it: lines of JSON, the last of which says that it is done and how long each part took."""
 
+import time
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 from penstock.runtime.text.stream.segments import (
@@ -16,7 +16,7 @@ from penstock.runtime.text.stream.segments import (
 from penstock.runtime.text.tokenizer.tokenizer import Tokenizer
 from penstock.service.server.dialect import AnswerEncoder
 from penstock.service.server.http.call import LENGTH, Call, Piece
-from penstock.service.server.ollama.dialect import DIALECT, line_of
+from penstock.service.server.ollama.dialect import DIALECT, line_of, stamp_of
 from penstock.service.server.openai.logprobs import chat_entries
 from penstock.service.server.usage import usage_of, what_is_forgotten
 
@@ -55,7 +55,7 @@ class OllamaEncoder(AnswerEncoder):
         return value
 
     def _head(self) -> dict[str, Any]:
-        return {"model": self._model, "created_at": datetime.now(UTC).isoformat().replace("+00:00", "Z")}
+        return {"model": self._model, "created_at": stamp_of(time.time())}
 
     def _line(self, piece: Piece) -> bytes:
         if piece.finish_reason is not None:

@@ -9,6 +9,7 @@ from penstock.service.server.front import Begun, Counted, Front, Prepared, front
 from penstock.service.server.generation import Delivery, Generation, Texts
 from penstock.service.server.http.answer import Json
 from penstock.service.server.http.faults import ApiError, ErrorKind, invalid
+from penstock.service.server.ollama.dialect import stamp_of
 from penstock.service.server.ollama.encoder import OllamaEncoder
 from penstock.service.server.ollama.protocol import (
     REFUSED,
@@ -99,7 +100,7 @@ def _nothing_asked(front: Front, request: Request, begun: "Begun[Any]", words: d
         raise ApiError(ErrorKind.PERMISSION, "several keys use this model: it is unloaded with an --admin-key, or idle")
     if reason == "unload" and front.pool is not None and resident is not None:
         front.pool.expire(resident)
-    head = {"model": body.model, "created_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+    head = {"model": body.model, "created_at": stamp_of(time.time())}
     return Json(head | words | {"done": True, "done_reason": reason})
 
 

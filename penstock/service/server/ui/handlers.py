@@ -8,7 +8,7 @@ import msgspec
 from starlette.requests import Request
 
 from penstock.runtime.models.catalog import CONFIGS
-from penstock.service.server.front import Front, body_of, front_of
+from penstock.service.server.front import Front, body_of, check_admin, front_of, sees_all
 from penstock.service.server.http.answer import Json, Parts
 from penstock.service.server.http.exchange import exchange_of
 from penstock.service.server.http.faults import ApiError, ErrorKind, busy, invalid, not_found
@@ -78,11 +78,6 @@ def _model(request: Request) -> ServedModel:
 def _live(request: Request) -> LiveView:
     pages: Pages = request.app.state.pages
     return pages.live(_model(request))
-
-
-def sees_all(request: Request) -> bool:
-    """Where there are no keys everybody may look; else those with an admin key."""
-    return not front_of(request).config.is_keyed or exchange_of(request.scope).is_admin
 
 
 def _tenant(request: Request) -> str | None:
@@ -300,8 +295,7 @@ async def list_residents(request: Request) -> Json:
 
 async def prefixes(request: Request) -> Json:
     """What kept prompts from the prefix cache, by model; null where it is not watched. It is about everybody's prompts."""
-    if not sees_all(request):
-        raise ApiError(ErrorKind.PERMISSION, "prompts of all clients are counted here: ask with an --admin-key")
+    check_admin(request, "prompts of all clients are counted here: ask with an --admin-key")
     models = front_of(request).models
     return Json(
         {

@@ -8,12 +8,11 @@ import time
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 from penstock.runtime.core.batch import Delta, PrefixHit
 from penstock.runtime.engine.client import StepReport
 from penstock.service.server.http.call import Call
-from penstock.service.server.http.exchange import exchange_of
+from penstock.service.server.http.exchange import ServerExchange
 from penstock.service.server.http.meters import Watch
 
 MAX_RECORDS = 400
@@ -97,8 +96,7 @@ class RequestLedger:
         self.is_listening = False
         """Times of single tokens are taken down."""
 
-    def enter(self, call: Call, scope: Any) -> None:
-        exchange = exchange_of(scope)
+    def enter(self, call: Call, exchange: ServerExchange) -> None:
         begin_s = exchange.start_s or call.arrival_s
         for request in call.requests:
             self.calls[request.request_id] = call

@@ -18,7 +18,7 @@ from penstock.service.server.generation import Caller
 from penstock.service.server.http.answer import Parts
 from penstock.service.server.http.body import convert
 from penstock.service.server.http.call import Failure
-from penstock.service.server.http.exchange import KEY, exchange_of, random_hex
+from penstock.service.server.http.exchange import ServerExchange, exchange_of, random_hex
 from penstock.service.server.http.faults import ApiError, error_of_finish
 from penstock.service.server.openai.chat import prepare_chat
 from penstock.service.server.openai.protocol import REFUSED, ChatBody
@@ -45,7 +45,7 @@ async def stream_chats(request: Request) -> Parts:
     async def source() -> Events:
         news: asyncio.Queue[News | None] = asyncio.Queue()
         tasks = [
-            asyncio.create_task(_answer(front, caller, index, chat, dict(request.scope), news))
+            asyncio.create_task(_answer(front, caller, index, chat, exchange_of(request.scope), news))
             for index, chat in enumerate(chats)
         ]
         try:
@@ -65,18 +65,22 @@ async def stream_chats(request: Request) -> Parts:
 
 
 async def _answer(
-    front: Front, caller: Caller, index: int, chat: ChatBody, scope: dict[str, Any], news: "asyncio.Queue[News | None]"
+    front: Front,
+    caller: Caller,
+    index: int,
+    chat: ChatBody,
+    exchange: ServerExchange,
+    news: "asyncio.Queue[News | None]",
 ) -> None:
     """One of them, from its place to its end; a refusal is its own."""
-    name = f"req_{random_hex()}"
-    scope[KEY] = replace(exchange_of(scope), name=name, start_s=time.monotonic())
+    exchange = replace(exchange, name=f"req_{random_hex()}", start_s=time.monotonic())
     try:
         model = front.models.find(chat.model)
         async with front.having(model):
             model.admission.enter(caller.tenant)
             try:
                 prepared = await prepare_chat(front, model, caller, chat)
-                await _tell(prepared, scope, partial(_put, news, index), reports_timings=bool(chat.return_timings))
+                await _tell(prepared, exchange, partial(_put, news, index), reports_timings=bool(chat.return_timings))
             finally:
                 model.admission.leave(caller.tenant)
         news.put_nowait(("end", {"index": index}))
@@ -89,11 +93,11 @@ async def _answer(
 
 
 async def _tell(
-    prepared: Prepared, scope: dict[str, Any], put: Callable[[str, Any], None], *, reports_timings: bool
+    prepared: Prepared, exchange: ServerExchange, put: Callable[[str, Any], None], *, reports_timings: bool
 ) -> None:
     model, encoder = prepared.model, prepared.encoder
-    with prepared.running(scope) as call:
-        put("begin", {"request_id": exchange_of(scope).name})
+    with prepared.running(exchange) as call:
+        put("begin", {"request_id": exchange.name})
         while not call.is_over:
             put("chunk", {"data": encoder.reporting(await call.news()).decode()})
         timings = model.meters.timings(call) if reports_timings else None
