@@ -7,8 +7,9 @@ the table by the name a client sent; nothing here knows a dialect.
 import asyncio
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
+from penstock.metrics.exposition import Metric
 from penstock.runtime.core.request import Request, SamplingParams
 from penstock.runtime.engine.client import EngineClient, Facts
 from penstock.runtime.text.tokenizer.tokenizer import Tokenizer
@@ -21,9 +22,6 @@ from penstock.service.server.pins import PinLedger
 from penstock.service.server.pool.resident import Residency, Resident
 from penstock.service.server.text import NO_CARD, ModelCard, Text
 from penstock.tools.doctor.prefixes import PrefixWatch
-
-if TYPE_CHECKING:
-    from penstock.service.server.adapters.table import AdapterTable
 
 FRESH_S = 2.0
 """An engine that sent something this recently is alive; a token this old still proves it."""
@@ -224,6 +222,20 @@ class AdaptedModel(ServedModel):
         return self._own_name
 
 
+class NamedAdapters(Protocol):
+    """Adapters by name, as the table of models asks for them."""
+
+    def __iter__(self) -> Iterator[AdaptedModel]: ...
+
+    def get(self, name: str) -> AdaptedModel | None: ...
+
+    def metrics(self) -> list[Metric]:
+        """What is counted of them."""
+
+    def view(self) -> dict[str, Any]:
+        """What the dashboard shows of them."""
+
+
 class ServedModels:
     """The table. An empty name, or `default`, means the first. Adapters are found by name and listed; they are no models to
     wait for, load or count."""
@@ -231,7 +243,7 @@ class ServedModels:
     def __init__(self, *models: ServedModel) -> None:
         self._models = models
         self.first = models[0]
-        self.adapters: AdapterTable | None = None
+        self.adapters: NamedAdapters | None = None
         """Of the first model; none where none are served."""
 
     def __iter__(self) -> Iterator[ServedModel]:

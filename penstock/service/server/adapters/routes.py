@@ -78,7 +78,7 @@ def _table(request: Request) -> tuple[AdapterTable, Front]:
     front: Front = request.app.state.front
     check_admin(request, "adapters are an admin's to change; send an --admin-key")
     table = front.models.adapters
-    if table is None:
+    if not isinstance(table, AdapterTable):
         message = "this server serves no adapters; start it with --adapter or --adapters-dir"
         raise not_found(message, code="not_served")
     return table, front

@@ -69,7 +69,7 @@ class Crowd(NamedTuple):
     num_sequences: int
     """Running or waiting."""
     waiting: list[DeltaStream]
-    """Those not started yet, on their way to the engine included, in order."""
+    """Requests not started yet, on their way to the engine included, in order."""
     num_tokens: int
     """Of the prompts that wait."""
 

@@ -20,7 +20,7 @@ from penstock.service.server.dialect import AnswerEncoder
 from penstock.service.server.generation import Delivery
 from penstock.service.server.http.admission import Admission
 from penstock.service.server.http.call import Call, Failure, Piece, Pipe
-from penstock.service.server.http.calls import Calls, OpenCall
+from penstock.service.server.http.calls import PING_S, Calls, OpenCall
 from penstock.service.server.http.connection import until_gone
 from penstock.service.server.http.exchange import RELAYED
 from penstock.service.server.http.faults import ApiError, error_of_finish, invalid, log_fault
@@ -31,8 +31,6 @@ Receive = Callable[[], Any]
 
 PATIENCE_S = 0.5
 """How long a stream's headers wait for its first news."""
-PING_S = 10.0
-"""How long parts may stay away before a sign of life is sent in their place."""
 
 
 class Marker:

@@ -16,6 +16,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any
 
 from penstock.errors import CapacityError, ModelFileError, PenstockError
@@ -64,7 +65,7 @@ class ModelPool:
         self._measured_s = -math.inf
         for one in models:
             one.resident.keep_alive_s = one.resident.default_keep_alive_s
-            one.served.client.on_phase = _phase_listener(one.resident)
+            one.served.client.on_phase = partial(_note_phase, one.resident)
 
     @property
     def residents(self) -> list[Resident]:
@@ -185,7 +186,7 @@ class ModelPool:
         for one in self.residents:
             self._refuse(one, shutting_down)
         await asyncio.gather(*(one.served.client.stop() for one in self.models.values()))
-        await asyncio.gather(*self._loads.supervisors, return_exceptions=True)
+        await asyncio.gather(*self._loads.supervisors.values(), return_exceptions=True)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -356,8 +357,5 @@ def _first_wanted(residents: Sequence[Resident]) -> str | None:
     return min(waiting, key=lambda one: one.wanted_s or 0.0).wanted_by if waiting else None
 
 
-def _phase_listener(resident: Resident) -> Callable[[str, float], None]:
-    def on_phase(name: str, seconds: float) -> None:
-        resident.phase = NEXT_PHASE.get(name, name)
-
-    return on_phase
+def _note_phase(resident: Resident, name: str, seconds: float) -> None:
+    resident.phase = NEXT_PHASE.get(name, name)

@@ -41,10 +41,6 @@ def make_responses(front: Front, database: Database) -> Responses:
     return Responses(front, KeptResponses(database), BackgroundResponses(front), Bills(database))
 
 
-def new_response_id() -> str:
-    return f"resp_{random_hex()}"
-
-
 async def create_response(request: Request) -> Counted | Json | Parts:
     service: Responses = request.app.state.responses
     front = service.front
@@ -66,7 +62,7 @@ async def prepare_response(
     response_id: str | None = None,
 ) -> tuple[Prepared, ResponseEncoder]:
     call = await prepare(model, caller, generation_of(body, items))
-    head = head_of(model, body, response_id or new_response_id())
+    head = head_of(model, body, response_id or f"resp_{random_hex()}")
     on_end = partial(_keep, service, caller.tenant, body, items)
     encoder = ResponseEncoder(head, model.tokenizer, num_top=num_top_of(body), on_end=on_end)
     return Prepared(model, call, encoder), encoder
@@ -148,7 +144,7 @@ async def _in_background(service: Responses, begun: "Begun[ResponseBody]", items
     body = begun.body
     if body.store is False:
         raise invalid("a background response is kept until it is fetched; leave store out", "store")
-    response_id = new_response_id()
+    response_id = f"resp_{random_hex()}"
     await prepare_response(
         service, begun.model, begun.caller, body, items, response_id
     )  # refuses now what it would later

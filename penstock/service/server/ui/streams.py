@@ -26,6 +26,7 @@ from penstock.service.server.ui.stream import Events, event_answer
 
 MAX_STREAMS = 64
 News = tuple[str, dict[str, Any]]
+Put = Callable[[str, dict[str, Any]], None]
 
 
 class StreamsBody(msgspec.Struct, kw_only=True):
@@ -44,17 +45,16 @@ async def stream_chats(request: Request) -> Parts:
 
     async def source() -> Events:
         news: asyncio.Queue[News | None] = asyncio.Queue()
+        exchange = exchange_of(request.scope)
         tasks = [
-            asyncio.create_task(_answer(front, caller, index, chat, exchange_of(request.scope), news))
+            asyncio.create_task(_answer(front, caller, chat, exchange, partial(_put, news, index)))
             for index, chat in enumerate(chats)
         ]
         try:
-            left = len(tasks)
-            while left:
-                one = await news.get()
-                if one is None:
-                    left -= 1
-                else:
+            for task in tasks:
+                task.add_done_callback(lambda _: news.put_nowait(None))
+            for _ in tasks:
+                while (one := await news.get()) is not None:
                     yield one
         finally:
             for task in tasks:
@@ -64,14 +64,7 @@ async def stream_chats(request: Request) -> Parts:
     return event_answer(source())
 
 
-async def _answer(
-    front: Front,
-    caller: Caller,
-    index: int,
-    chat: ChatBody,
-    exchange: ServerExchange,
-    news: "asyncio.Queue[News | None]",
-) -> None:
+async def _answer(front: Front, caller: Caller, chat: ChatBody, exchange: ServerExchange, put: Put) -> None:
     """One of them, from its place to its end; a refusal is its own."""
     exchange = replace(exchange, name=f"req_{random_hex()}", start_s=time.monotonic())
     try:
@@ -80,21 +73,17 @@ async def _answer(
             model.admission.enter(caller.tenant)
             try:
                 prepared = await prepare_chat(front, model, caller, chat)
-                await _tell(prepared, exchange, partial(_put, news, index), reports_timings=bool(chat.return_timings))
+                await _tell(prepared, exchange, put, reports_timings=bool(chat.return_timings))
             finally:
                 model.admission.leave(caller.tenant)
-        news.put_nowait(("end", {"index": index}))
+        put("end", {})
     except Failure as failure:
-        news.put_nowait(_ended(index, error_of_finish(failure.finish, 1)))
+        put("end", _fault(error_of_finish(failure.finish)))
     except ApiError as error:
-        news.put_nowait(_ended(index, error))
-    finally:
-        news.put_nowait(None)
+        put("end", _fault(error))
 
 
-async def _tell(
-    prepared: Prepared, exchange: ServerExchange, put: Callable[[str, Any], None], *, reports_timings: bool
-) -> None:
+async def _tell(prepared: Prepared, exchange: ServerExchange, put: Put, *, reports_timings: bool) -> None:
     model, encoder = prepared.model, prepared.encoder
     with prepared.running(exchange) as call:
         put("begin", {"request_id": exchange.name})
@@ -108,5 +97,5 @@ def _put(news: "asyncio.Queue[News | None]", index: int, name: str, value: dict[
     news.put_nowait((name, {"index": index} | value))
 
 
-def _ended(index: int, error: ApiError) -> News:
-    return "end", {"index": index, "error": {"message": error.message, "code": error.code}}
+def _fault(error: ApiError) -> dict[str, Any]:
+    return {"error": {"message": error.message, "code": error.code}}

@@ -97,9 +97,8 @@ class ToolJob:
 
     def kill(self) -> None:
         self.is_superseded = True
-        if self.process is not None and self.process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                self.process.kill()
+        if self.process is not None:
+            _send(self.process, signal.SIGKILL)
 
 
 class Tools:
