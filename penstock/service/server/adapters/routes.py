@@ -67,11 +67,8 @@ async def list_adapters(request: Request) -> Json:
 async def scale_adapters(request: Request) -> Json:
     """llama.cpp lays adapters over all requests at once; here each request names its own."""
     _table(request)
-    raise ApiError(
-        ErrorKind.NOT_IMPLEMENTED,
-        "adapters are not laid over all requests here; name one as the model of a request",
-        code="not_served",
-    )
+    message = "adapters are not laid over all requests here; name one as the model of a request"
+    raise ApiError(ErrorKind.NOT_IMPLEMENTED, message, code="not_served")
 
 
 def _table(request: Request) -> tuple[AdapterTable, Front]:

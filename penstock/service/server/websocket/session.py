@@ -83,13 +83,8 @@ class SocketSession:
                 self._give_up()
             elif self._pending.qsize() >= MAX_PENDING:
                 self.is_gone = True
-                await self._send(
-                    {
-                        "type": "websocket.close",
-                        "code": POLICY,
-                        "reason": f"more than {MAX_PENDING} requests were sent ahead",
-                    }
-                )
+                reason = f"more than {MAX_PENDING} requests were sent ahead"
+                await self._send({"type": "websocket.close", "code": POLICY, "reason": reason})
                 self._give_up()
                 self._pending.put_nowait(None)
                 return
@@ -103,13 +98,11 @@ class SocketSession:
     async def _answer(self, body: dict[str, Any]) -> None:
         data = streamed(body)
         self._gone = gone = asyncio.get_running_loop().create_future()
-        sent = False
+        unread = [{"type": "http.request", "body": data, "more_body": False}]
 
         async def receive() -> Any:
-            nonlocal sent
-            if not sent:
-                sent = True
-                return {"type": "http.request", "body": data, "more_body": False}
+            if unread:
+                return unread.pop()
             await asyncio.shield(gone)
             return {"type": "http.disconnect"}
 
