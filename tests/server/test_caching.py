@@ -94,11 +94,11 @@ def test_a_tenant_pins_no_more_than_its_share_and_the_same_prefix_once() -> None
     ledger = PinLedger(num_tenants=2)
     assert grant(ledger, "a", 20 * 16, 60.0, 0.0) == 20 * 16
     assert grant(ledger, "a", 20 * 16 + 3, 60.0, 1.0) == 20 * 16
-    assert ledger.num_pinned("a", 1.0) == 20
+    assert len(ledger._pins["a"]) == 20
     assert grant(ledger, "a", 10 * 16, 60.0, 1.0, salt="other") == 0
     assert grant(ledger, "b", 25 * 16, 60.0, 1.0) == 25 * 16
     assert grant(ledger, "a", 10 * 16, 60.0, 62.0, salt="other") == 10 * 16, "what has ended counts no more"
-    assert ledger.num_pinned("a", 62.0) == 10
+    assert len(ledger._pins["a"]) == 10
 
 
 def test_a_pin_is_granted_for_the_seconds_asked_for_whatever_the_clock_says() -> None:

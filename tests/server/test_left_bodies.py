@@ -9,9 +9,8 @@ from starlette.requests import ClientDisconnect, Request
 from penstock.service.server.http.body import FEW_BYTES, BodyLimits, read_body
 
 
-def request(body: bytes, *, is_closing: bool) -> Request:
-    transport = SimpleNamespace(is_closing=lambda: is_closing)
-    scope = {"type": "http", "headers": [], "penstock.connection": SimpleNamespace(transport=transport)}
+def request(body: bytes, *, is_gone: bool) -> Request:
+    scope = {"type": "http", "headers": [], "penstock.connection": SimpleNamespace(is_gone=is_gone)}
 
     messages = iter([{"type": "http.request", "body": body, "more_body": False}, {"type": "http.disconnect"}])
 
@@ -21,11 +20,11 @@ def request(body: bytes, *, is_closing: bool) -> Request:
     return Request(scope, receive)
 
 
-@pytest.mark.parametrize("is_closing", [False, True])
-def test_a_long_body_whose_sender_has_left_is_not_parsed(is_closing: bool) -> None:
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_a_long_body_whose_sender_has_left_is_not_parsed(is_gone: bool) -> None:
     body = b"x" * (FEW_BYTES + 1)
-    reading = read_body(request(body, is_closing=is_closing), BodyLimits(1 << 20))
-    if is_closing:
+    reading = read_body(request(body, is_gone=is_gone), BodyLimits(1 << 20))
+    if is_gone:
         with pytest.raises(ClientDisconnect):
             asyncio.run(reading)
     else:

@@ -63,7 +63,8 @@ def test_room_is_made_for_somebody_and_is_enough(models: list[Resident], budget:
     first = next((one for one in waiting if one not in decision.load), None)
     wanted = 0 if first is None else first.num_bytes
     assert held(models) + coming - going + wanted <= budget
-    stayed = [one for one in models if one.is_idle and one not in leaving]
+    idle = [one for one in models if one.state is Residency.READY and not one.num_uses and not one.is_pinned]
+    stayed = [one for one in idle if one not in leaving]
     assert all(one.used_s <= other.used_s for one in evicted for other in stayed)
 
 

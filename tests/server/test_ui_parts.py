@@ -60,7 +60,7 @@ def test_every_block_tells_its_state_and_its_prefix() -> None:
 def test_refusals_are_bounded_and_belong_to_somebody() -> None:
     log = RefusalLog()
     for number in range(MAX_KEPT + 5):
-        scope = {"path": "/v1/x", KEY: ServerExchange(b"r", tenant=f"key-{number % 2}")}
+        scope = {"path": "/v1/x", KEY: ServerExchange("r", tenant=f"key-{number % 2}")}
         log.note(scope, 429, "full" * 100, "busy", 0.0)
     log.note({"path": "/app/v1/simulate"}, 409, "superseded", "superseded", 0.0)
     everything = log.since(0, None)

@@ -73,6 +73,12 @@ def test_frames_are_the_events_of_the_stream(server: Server, path: str) -> None:
     assert told(path, first) == told(path, second) == told(path, events)
 
 
+def test_a_long_body_is_answered_as_a_short_one_is(server: Server) -> None:
+    body = BODIES["/v1/completions"] | {"prompt": "some words " * 100}
+    with opened(server, "/v1/completions") as socket:
+        assert answer(socket, body)[-1] == "[DONE]"
+
+
 def told(path: str, frames: list[str]) -> tuple[str, Any]:
     """All text of an answer, and how it ends: events of two answers may be cut at other places."""
     values = plain(path, frames)

@@ -85,7 +85,7 @@ async def walk() -> Way:
         "headers": [*HEADERS, (b"content-length", b"%d" % len(body))],
         "query_string": b"",
         "client": ("127.0.0.1", 1),
-        "penstock.connection": SimpleNamespace(abort=None, transport=SimpleNamespace(is_closing=lambda: False)),
+        "penstock.connection": SimpleNamespace(abort=None, is_gone=False),
     }
     received: list[Any] = []
 

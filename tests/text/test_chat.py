@@ -232,7 +232,6 @@ def test_variables_the_template_does_not_read_have_no_effect() -> None:
     template = ChatTemplate(QWEN)
     messages = [{"role": "user", "content": "x"}]
     assert template.render(messages, variables={"mood": "grim"}) == template.render(messages)
-    assert "enable_thinking" in template.variables
 
 
 def test_named_templates() -> None:
@@ -240,9 +239,8 @@ def test_named_templates() -> None:
     messages = [{"role": "user", "content": "x"}]
     assert template.render(messages) == "plain"
     assert template.render(messages, tools=TOOLS) == "tools"
-    assert template.render(messages, name="rag") == "documents"
-    with pytest.raises(RequestError, match="rag"):
-        template.render(messages, name="nonsense")
+    with pytest.raises(ModelFileError, match="tool_use, rag"):
+        ChatTemplate({"tool_use": "tools", "rag": "documents"})
 
 
 def test_templates_of_a_gguf_file() -> None:
@@ -251,7 +249,7 @@ def test_templates_of_a_gguf_file() -> None:
     template = ChatTemplate.from_gguf(metadata, tokenizer)
     assert template is not None
     assert template.render([{"role": "user", "content": "x"}]) == "<|im_start|>"
-    assert template.render([{"role": "user", "content": "x"}], name="tool_use") == "t"
+    assert template.render([{"role": "user", "content": "x"}], tools=TOOLS) == "t"
     assert ChatTemplate.from_gguf({}, tokenizer) is None
     with pytest.raises(ModelFileError):
         ChatTemplate.from_gguf({"tokenizer.chat_template": 3}, tokenizer)

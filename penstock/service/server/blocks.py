@@ -6,6 +6,7 @@ The engine is followed once there is a listener, and not before. A listener that
 import asyncio
 import contextlib
 import os
+from collections.abc import AsyncGenerator
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +18,7 @@ from penstock.runtime.core.request import SamplingParams
 from penstock.runtime.engine.client import FAULTS, BlocksChanged, EngineClient, TransferCounts
 from penstock.runtime.text.tokenizer.tokenizer import Tokenizer
 from penstock.service import kv_events
-from penstock.service.server.http.answer import Plain
+from penstock.service.server.http.answer import Parts, Plain
 from penstock.service.server.http.call import Call, Failure
 from penstock.service.server.http.connection import until_gone
 from penstock.service.server.http.faults import error_of_finish
@@ -120,41 +121,27 @@ class BlockListener:
         return kv_events.frame(is_whole, self._number, published, removed)
 
 
-class BlockStream:
-    """All there is; who `follows` is told until it leaves or the server ends."""
-
-    def __init__(self, indices: list[BlockIndex], front: Any, follows: bool) -> None:
-        self._indices = indices
-        self._front = front
-        self._follows = follows
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        listener = BlockListener(self._indices)
-        for index in self._indices:
-            index.subscribe(listener)
-        leaving = asyncio.ensure_future(until_gone(receive))
-        try:
-            headers = [(b"content-type", b"application/octet-stream"), (b"cache-control", b"no-store")]
-            await send({"type": "http.response.start", "status": 200, "headers": headers})
-            for index in self._indices:
-                await index.wait()
-            if not self._follows:
-                await send({"type": "http.response.body", "body": await listener.next()})
-                return
-            while not leaving.done() and not self._front.health.is_draining:
-                frames = await listener.next()
-                if frames:
-                    await send({"type": "http.response.body", "body": frames, "more_body": True})
-            await send({"type": "http.response.body", "body": b""})
-        finally:
-            leaving.cancel()
-            for index in self._indices:
-                index.unsubscribe(listener)
+async def block_events(request: Request) -> Parts:
+    """All there is; who follows is told until it leaves or the server ends."""
+    headers = [(b"content-type", b"application/octet-stream"), (b"cache-control", b"no-store")]
+    return Parts(_frames(request.app.state.front, follows=request.query_params.get("follow") == "1"), headers)
 
 
-async def block_events(request: Request) -> BlockStream:
-    front = request.app.state.front
-    return BlockStream([model.blocks for model in front.models], front, request.query_params.get("follow") == "1")
+async def _frames(front: Any, *, follows: bool) -> AsyncGenerator[bytes, None]:
+    indices = [model.blocks for model in front.models]
+    listener = BlockListener(indices)
+    for index in indices:
+        index.subscribe(listener)
+    try:
+        for index in indices:
+            await index.wait()
+        yield await listener.next()
+        while follows and not front.health.is_draining:
+            if frames := await listener.next():
+                yield frames
+    finally:
+        for index in indices:
+            index.unsubscribe(listener)
 
 
 def transfer_metrics(counts: TransferCounts | None) -> list[Counter]:

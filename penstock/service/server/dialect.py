@@ -5,8 +5,11 @@ an answer. Errors are of our kinds; their shapes are the dialect's. Nothing here
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
+import msgspec
+
+from penstock.service.server.http import sse
 from penstock.service.server.http.call import Call, Piece
 from penstock.service.server.http.faults import ApiError
 
@@ -35,47 +38,63 @@ class Progress(NamedTuple):
 
 
 class Dialect(Protocol):
-    @property
-    def stream_headers(self) -> HeaderList:
-        """Headers of an answer in parts."""
+    """Most APIs send server-sent events with names; what a dialect does otherwise, its own class says."""
 
-    @property
-    def ping(self) -> bytes:
-        """A sign of life in a stream; empty where its clients would not bear one."""
+    stream_headers: HeaderList = sse.HEADERS
+    """Headers of an answer in parts."""
+    ping: bytes = sse.PING
+    """A sign of life in a stream; empty where its clients would not bear one."""
+
+    def error_value(self, error: ApiError, request_id: str) -> dict[str, Any]:
+        """An error, as JSON."""
 
     def error(self, error: ApiError, request_id: str) -> tuple[int, bytes]:
         """Status and body of an answer that is an error."""
+        return error.status, msgspec.json.encode(self.error_value(error, request_id))
+
+    def event(self, name: str, value: dict[str, Any]) -> bytes:
+        """One part of a stream."""
+        return sse.named_event(name, value)
 
     def error_event(self, error: ApiError, request_id: str) -> bytes:
         """The last words of a stream that breaks off."""
+        return self.event("error", self.error_value(error, request_id))
 
     def headers(self, request_id: bytes, spent_ms: int) -> HeaderList:
         """Headers of every answer."""
+        return [(b"x-request-id", request_id)]
 
     def progress(self, progress: Progress) -> bytes:
         """Progress for a client that asked for it."""
+        return self.event("progress", progress.value)
 
     def comment(self, progress: Progress) -> bytes:
         """Progress for one that did not: nothing its parser would see."""
+        return sse.comment(", ".join(f"{name} {value}" for name, value in progress.value.items()))
 
 
 class AnswerEncoder(Protocol):
     """Words one call, in a stream or whole, never both. Bytes are parts of the stream."""
 
-    @property
-    def dialect(self) -> Dialect: ...
+    dialect: ClassVar[Dialect]
 
     def opening(self, call: Call) -> bytes:
         """Before anything is known."""
+        return b""
 
     def reporting(self, pieces: Sequence[Piece]) -> bytes:
         """News, in order."""
+
+    async def before_end(self, call: Call) -> None:
+        """What an answer says last may hang on what it has yet to do."""
+        return
 
     def closing(self, call: Call, timings: dict[str, float] | None) -> bytes:
         """After the last delta."""
 
     def failing(self, error: ApiError) -> bytes:
         """The stream breaks off."""
+        return self.dialect.error_event(error, "")
 
     def keep(self, pieces: Sequence[Piece]) -> None:
         """Remember deltas for `whole`."""

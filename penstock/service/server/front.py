@@ -18,18 +18,18 @@ from penstock.metrics.exposition import Counter, Gauge, Metric, exposition_of_al
 from penstock.service.config import ServerConfig
 from penstock.service.server.blocks import PrefillAnswer, prefilling, prompt_blocks
 from penstock.service.server.dialect import AnswerEncoder
-from penstock.service.server.generation import WHOLE, Caller, Delivery
+from penstock.service.server.generation import Caller, Delivery
 from penstock.service.server.http.answer import HttpAnswer, check_resumed
 from penstock.service.server.http.body import BodyReader
 from penstock.service.server.http.call import Call
 from penstock.service.server.http.calls import Calls
 from penstock.service.server.http.exchange import RELAYED, ServerExchange, exchange_of
-from penstock.service.server.http.faults import ApiError, ErrorKind, invalid, shutting_down
+from penstock.service.server.http.faults import ApiError, ErrorKind, invalid, loading, shutting_down
 from penstock.service.server.http.trace import SpanTracer
 from penstock.service.server.jobs.bills import Bills
 from penstock.service.server.pool.hold import hold
 from penstock.service.server.pool.pool import ModelPool
-from penstock.service.server.served import ServedModel, ServedModels, loading
+from penstock.service.server.served import ServedModel, ServedModels
 
 B = TypeVar("B", bound=Struct)
 
@@ -68,10 +68,10 @@ class Prepared:
     encoder: AnswerEncoder
 
     @contextmanager
-    def running(self) -> Iterator[Call]:
+    def running(self, exchange: ServerExchange | None = None) -> Iterator[Call]:
         """The call without a connection: begun, counted while it runs, and taken back whatever happens."""
         call, meters = self.call, self.model.meters
-        meters.enter(call)
+        meters.enter(call, exchange)
         try:
             call.start()
             yield call
@@ -87,45 +87,45 @@ class Prepared:
             return self.encoder.whole(call, None)
 
 
+@dataclass(frozen=True, slots=True)
 class Counted:
     """An answer that is watched and measured while it runs."""
 
-    def __init__(self, front: "Front", prepared: Prepared, begun: Begun[Any]) -> None:
-        model, call = prepared.model, prepared.call
+    front: "Front"
+    prepared: Prepared
+    begun: Begun[Any]
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        front, begun, model, call = self.front, self.begun, self.prepared.model, self.prepared.call
         call.reports_progress = begun.delivery.reports_progress
         call.load_s = begun.load_s
         call.arrival_s -= begun.load_s  # what its client has waited is counted
-        self._front = front
-        self._prepared = prepared
-        self._caller = begun.caller
-        headers = [*model.admission.limits(begun.caller.tenant), *begun.headers]
-        times, admission = model.meters.timings, model.admission
-        self._answer = HttpAnswer(call, prepared.encoder, begun.delivery, times, admission, front.calls, headers)
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        front, prepared = self._front, self._prepared
-        call, meters = prepared.call, prepared.model.meters
+        meters, admission = model.meters, model.admission
         relayed = RELAYED.get()
         if relayed is not None and relayed.asks_blocks:
-            blocks = prompt_blocks(call.requests[0].prompt, call.requests[0].salt, prepared.model.facts.block_size)
+            blocks = prompt_blocks(call.requests[0].prompt, call.requests[0].salt, model.facts.block_size)
             await blocks(scope, receive, send)
             return
-        answer: HttpAnswer | PrefillAnswer = self._answer
+        answer: HttpAnswer | PrefillAnswer
         if relayed is not None and relayed.only_prefills:
-            call = prefilling(prepared.model.client, prepared.model.tokenizer, call)
+            call = prefilling(model.client, model.tokenizer, call)
             answer = PrefillAnswer(call)
-        elif relayed is not None and relayed.resumed is not None:
-            check_resumed(relayed.resumed, len(call.writers), prepared.model.vocab_size, prepared.model.max_context)
-        exchange_of(scope).call = call
-        meters.enter(call)
+        else:
+            if relayed is not None and relayed.resumed is not None:
+                check_resumed(relayed.resumed, len(call.writers), model.facts.vocab_size, model.known.max_context)
+            headers = [*admission.limits(begun.caller.tenant), *begun.headers]
+            encoder, times = self.prepared.encoder, meters.timings
+            answer = HttpAnswer(call, encoder, begun.delivery, times, admission, front.calls, headers)
+        exchange = exchange_of(scope)
+        exchange.call = call
+        meters.enter(call, exchange)
         try:
-            with prepared.model.observed(call, scope):
-                await answer(scope, receive, send)
+            await answer(scope, receive, send)
         finally:
             if not answer.is_sent and front.bills is not None:
-                front.bills.for_call(self._caller, prepared.model.known_name, call)
+                front.bills.for_call(begun.caller, model.known_name, call)
             if front.tracer is not None:
-                exchange_of(scope).timings = meters.timings(call)
+                exchange.timings = meters.timings(call)
             meters.leave(call)
 
 
@@ -146,9 +146,9 @@ class ServerCounters:
         groups = [(model.meters.metrics, {"model_name": model.known_name}) for model in models]
         first = {"model_name": models.first.known_name}
         if models.adapters is not None:
-            groups.append((list(models.adapters.metrics()), first))
+            groups.append((models.adapters.metrics(), first))
         if pool is not None:
-            groups += [(pool.metrics(name), {"model_name": name}) for name in pool.models]
+            groups += [(meters.metrics, {"model_name": name}) for name, meters in pool.meters.items()]
         groups.append(([self.http_responses, *self._money()], first))
         groups.append((self.machine(), {}))
         return exposition_of_all(groups)
@@ -208,7 +208,7 @@ class ServerHealth:
         """Raise the error that says why no request is taken now."""
         if self.is_draining:
             raise shutting_down()
-        if self._pool is None and not any(model.is_open for model in self._models):
+        if self._pool is None and not self._models.first.is_open:
             raise loading()
 
     async def drain(self, timeout_s: float) -> None:
@@ -244,18 +244,17 @@ class Front:
         request: Request,
         type_: type[B],
         refused: Mapping[str, str],
-        delivery_of: Callable[[B], Delivery] = lambda _: WHOLE,
+        read_delivery: Callable[[B], Delivery] | None = None,
     ) -> Begun[B]:
         """Read a request for work that there is room for, and have its model ready."""
         self.health.check_open()
         exchange, caller = exchange_of(request.scope), caller_of(request)
-        only = self.models.only
-        if only is not None and self.pool is None:  # refused before a byte of the body is read
-            only.admission.check(caller.tenant)
+        if self.pool is None:  # refused before a byte of the body is read
+            self.models.first.admission.check(caller.tenant)
         body, ignored = await self.bodies.read(request, type_, refused)
         exchange.read_s = read_s = time.monotonic()
         model = self.models.find(getattr(body, "model", None))
-        delivery = delivery_of(body)
+        delivery = (read_delivery or delivery_of)(body)
         if self.pool is None:
             self._enter(exchange, model, caller.tenant)  # once the body is here, not while it trickles in
             return Begun(body, model, caller, delivery, ignored)
@@ -313,17 +312,34 @@ class Front:
         exchange.leave = partial(model.admission.leave, tenant)
 
 
-async def body_of(request: Request, type_: type[B], refused: Mapping[str, str] | None = None) -> B:
-    """The checked body of a request that is for no model."""
+def delivery_of(body: Any) -> Delivery:
+    """As the fields say that most dialects share."""
+    options = getattr(body, "stream_options", None) or body
+    return Delivery(
+        is_stream=bool(getattr(body, "stream", None)),
+        reports_progress=bool(getattr(options, "include_progress", None)),
+        reports_timings=bool(getattr(body, "return_timings", None)),
+    )
+
+
+def front_of(request: Request) -> Front:
     front: Front = request.app.state.front
-    body, _ = await front.bodies.read(request, type_, refused or {})
+    return front
+
+
+async def body_of(request: Request, type_: type[B]) -> B:
+    """The checked body of a request that is for no model."""
+    body, _ = await front_of(request).bodies.read(request, type_, {})
     return body
 
 
+def sees_all(request: Request) -> bool:
+    """Where there are no keys everybody may look; else those with an admin key."""
+    return not front_of(request).config.is_keyed or exchange_of(request.scope).is_admin
+
+
 def check_admin(request: Request, message: str) -> None:
-    """Where there are keys, only an admin's may go on."""
-    front: Front = request.app.state.front
-    if front.config.is_keyed and not exchange_of(request.scope).is_admin:
+    if not sees_all(request):
         raise ApiError(ErrorKind.PERMISSION, message, code="admin_only")
 
 

@@ -185,9 +185,6 @@ class Delivery:
     """Nothing is asked but that the model be unloaded."""
 
 
-WHOLE = Delivery()
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
     """Who asks: what is known of a request beside its body."""

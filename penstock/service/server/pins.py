@@ -20,10 +20,6 @@ class PinLedger:
         self._pins: dict[str, dict[bytes, float]] = {}
         """When each pinned block of a tenant is free again."""
 
-    def num_pinned(self, tenant: str, now: float) -> int:
-        self._forget(now)
-        return len(self._pins.get(tenant, ()))
-
     def grant(
         self,
         tenant: str,
@@ -45,7 +41,11 @@ class PinLedger:
             num_kept = min(num_tokens, len(prompt) - 1) // block_size
             keys = prefix_hashes(prompt, Namespace(salt, ""), num_kept, block_size)
             new = [key for key in keys if key not in pins]
-            if not keys or len(pins) + len(new) > share or self._num_all() + len(new) > MAX_REMEMBERED:
+            if (
+                not keys
+                or len(pins) + len(new) > share
+                or sum(map(len, self._pins.values())) + len(new) > MAX_REMEMBERED
+            ):
                 continue
             for key in keys:
                 pins[key] = max(now + kept_s, pins.get(key, 0.0))
@@ -53,9 +53,6 @@ class PinLedger:
         if not pins:
             del self._pins[tenant]
         return tuple(granted)
-
-    def _num_all(self) -> int:
-        return sum(map(len, self._pins.values()))
 
     def _forget(self, now: float) -> None:
         for tenant, pins in tuple(self._pins.items()):

@@ -193,7 +193,7 @@ def _check(requests: Sequence[Request], model: ServedModel, param: str) -> None:
 def sampling_params(model: ServedModel, asked: SamplingOptions, grammar: Grammar | None) -> SamplingParams:
     """What the client left open is as the model's makers would have it; ids are checked against the vocabulary."""
     asked_for = {name: value for name in CHOSEN if (value := getattr(asked, name)) is not None}
-    vocab_size, text = model.vocab_size, model.text
+    vocab_size, text = model.facts.vocab_size, model.text
     chosen = text.defaults._asdict() | asked_for
     chosen["top_k"] = max(chosen["top_k"], 0)  # clients send -1 for all
     check_ids(asked.stop_token_ids or (), vocab_size, "stop_token_ids")
@@ -293,7 +293,7 @@ async def prompt_of_chat(model: ServedModel, chat: Chat) -> PromptTokens:
         raise invalid("this model has no chat template; use /v1/completions", "messages", "unsupported_model")
     tools = chat.tools if chat.tool_choice.mode != "none" else ()
     messages, options = template.conversation(
-        [template_message(message) for message in chat.messages], [tool.described for tool in tools]
+        [*map(template_message, chat.messages)], [tool.described for tool in tools]
     )
     texts = [content for message in messages if isinstance(content := message.get("content"), str)]
     size = sum(map(len, texts))
@@ -312,7 +312,7 @@ async def prompt_of_chat(model: ServedModel, chat: Chat) -> PromptTokens:
     )
     rendered = rendering() if size <= INLINE_CHARACTERS else await off_loop(rendering)
     if chat.begun:
-        check_ids(chat.begun, model.vocab_size, "continue_token_ids")
+        check_ids(chat.begun, model.facts.vocab_size, "continue_token_ids")
         begun = text.tokenizer.decode(chat.begun, skip_special=False)
         rendered = rendered._replace(token_ids=(*rendered.token_ids, *chat.begun), text=rendered.text + begun)
     return rendered._replace(token_ids=(*chat.earlier, *rendered.token_ids)) if chat.earlier else rendered
@@ -357,7 +357,7 @@ async def prompts_of(
         prompts = await encode_all(model.tokenizer, given, special=special)
     else:
         for item in given:
-            check_ids(item, model.vocab_size, param)
+            check_ids(item, model.facts.vocab_size, param)
         prompts = [tuple(item) for item in given]
     if not all(prompts):
         raise invalid(f"{param} holds an empty prompt; send at least one token", param)

@@ -6,19 +6,18 @@ the table by the name a client sent; nothing here knows a dialect.
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
 from typing import Any, Protocol
 
+from penstock.metrics.exposition import Metric
 from penstock.runtime.core.request import Request, SamplingParams
-from penstock.runtime.engine.client import EngineClient, Facts, StepReport
+from penstock.runtime.engine.client import EngineClient, Facts
 from penstock.runtime.text.tokenizer.tokenizer import Tokenizer
 from penstock.runtime.text.watermark import Watermark
 from penstock.service.server.blocks import BlockIndex
 from penstock.service.server.http.admission import Admission
-from penstock.service.server.http.call import Call
-from penstock.service.server.http.faults import ApiError, ErrorKind, busy
-from penstock.service.server.http.meters import Meters, Watch
+from penstock.service.server.http.faults import ApiError, loading, not_found
+from penstock.service.server.http.meters import Meters
 from penstock.service.server.pins import PinLedger
 from penstock.service.server.pool.resident import Residency, Resident
 from penstock.service.server.text import NO_CARD, ModelCard, Text
@@ -34,12 +33,6 @@ LATEST = ":latest"
 """Ollama's clients add it to names that have no tag."""
 
 
-class CallObserver(Protocol):
-    def enter(self, call: Call, scope: Mapping[str, Any]) -> None: ...
-
-    def leave(self, call: Call, watches: Iterable[Watch], now: float) -> None: ...
-
-
 class ServedModel:
     """Made before its engine is ready; `text` is given when it is. Lives on one event loop."""
 
@@ -47,6 +40,8 @@ class ServedModel:
         self, client: EngineClient, *, num_tenants: int, num_keys: int = 0, resident: Resident | None = None
     ) -> None:
         """`resident` is where it stands as one of several that come and go; None for one that is always there."""
+        self.base: ServedModel = self
+        """What an adapter is laid over."""
         self.client = client
         self.resident = resident
         self.admission = Admission(client, num_tenants=num_keys)
@@ -64,26 +59,7 @@ class ServedModel:
         self._card = NO_CARD
         self._canary_s = -1e9
         self.prefixes: PrefixWatch | None = None
-        self.on_step: list[Callable[[StepReport], None]] = [self.meters.observe]
-        """Told of every step of the engine, in this order, before whoever waits for its tokens."""
-        client.on_step = self._on_step
-        self.observers: list[CallObserver] = []
-        """Told of calls that run on connections, beside the meters: the pages that show them."""
-
-    def _on_step(self, step: StepReport) -> None:
-        for told in self.on_step:
-            told(step)
-
-    @contextmanager
-    def observed(self, call: Call, scope: Mapping[str, Any]) -> Iterator[None]:
-        """While the call runs, and the meters still have it."""
-        for observer in self.observers:
-            observer.enter(call, scope)
-        try:
-            yield
-        finally:
-            for observer in self.observers:
-                observer.leave(call, self.meters.watches(call), time.monotonic())
+        client.on_step = self.meters.observe
 
     def watch_prefixes(self, *, keeps_words: bool) -> None:
         """Hold each prompt against the last ones from now on."""
@@ -101,13 +77,14 @@ class ServedModel:
     @property
     def is_open(self) -> bool:
         """It can take requests: words and weights are there."""
-        return self._text is not None
+        return self.base._text is not None
 
     @property
     def text(self) -> Text:
-        if self._text is None:
+        text = self.base._text
+        if text is None:
             raise loading()
-        return self._text
+        return text
 
     @text.setter
     def text(self, text: Text) -> None:
@@ -120,7 +97,8 @@ class ServedModel:
     @property
     def card(self) -> ModelCard:
         """Also of a model that was never loaded, once its files have been looked at."""
-        return self._card if self._text is None else self._text.card
+        base = self.base
+        return base._card if base._text is None else base._text.card
 
     @card.setter
     def card(self, card: ModelCard) -> None:
@@ -152,21 +130,14 @@ class ServedModel:
         return Residency.READY if self.is_open and self.client.is_ready else Residency.LOADING
 
     @property
-    def max_context(self) -> int:
-        """Found when it was loaded, or what its files say."""
-        return self.card.max_context if self.client.facts is None else self.client.facts.max_context
+    def known(self) -> Facts | ModelCard:
+        """Its longest context, whether it generates, the size of its vectors: found when it was loaded, or as its files say."""
+        return self.client.facts or self.card
 
     @property
-    def can_generate(self) -> bool:
-        return self.card.can_generate if self.client.facts is None else self.client.facts.can_generate
-
-    @property
-    def embedding_size(self) -> int | None:
-        return self.card.embedding_size if self.client.facts is None else self.client.facts.embedding_size
-
-    @property
-    def vocab_size(self) -> int:
-        return self.facts.vocab_size
+    def capabilities(self) -> list[str]:
+        names = (self.known.can_generate and "completion", self.known.embedding_size and "embedding")
+        return [name for name in names if name]
 
     @property
     def is_alive(self) -> bool:
@@ -242,33 +213,13 @@ class AdaptedModel(ServedModel):
         self.adapter = path
         self.client, self.resident = base.client, base.resident
         self.admission, self.meters, self.blocks, self.pins = base.admission, base.meters, base.blocks, base.pins
-        self.observers = base.observers
         self.created, self.fault = int(time.time()), ""
         self.watermark = base.watermark
         self._own_name = name
 
     @property
-    def is_open(self) -> bool:
-        return self.base.is_open
-
-    @property  # type: ignore[misc]
-    def text(self) -> Text:
-        return self.base.text
-
-    @property  # type: ignore[misc]
-    def card(self) -> ModelCard:
-        return self.base.card
-
-    @property
     def name(self) -> str:
         return self._own_name
-
-    @property
-    def known_name(self) -> str:
-        return self._own_name
-
-    async def is_ready(self) -> bool:
-        return await self.base.is_ready()
 
 
 class NamedAdapters(Protocol):
@@ -278,7 +229,7 @@ class NamedAdapters(Protocol):
 
     def get(self, name: str) -> AdaptedModel | None: ...
 
-    def metrics(self) -> Sequence[Any]:
+    def metrics(self) -> list[Metric]:
         """What is counted of them."""
 
     def view(self) -> dict[str, Any]:
@@ -290,24 +241,13 @@ class ServedModels:
     wait for, load or count."""
 
     def __init__(self, *models: ServedModel) -> None:
-        self._models = list(models)
+        self._models = models
+        self.first = models[0]
         self.adapters: NamedAdapters | None = None
         """Of the first model; none where none are served."""
 
     def __iter__(self) -> Iterator[ServedModel]:
         return iter(self._models)
-
-    def __len__(self) -> int:
-        return len(self._models)
-
-    @property
-    def first(self) -> ServedModel:
-        return self._models[0]
-
-    @property
-    def only(self) -> ServedModel | None:
-        """The one model there is: requests are admitted to it before their bodies are read."""
-        return self._models[0] if len(self._models) == 1 else None
 
     @property
     def known(self) -> list[ServedModel]:
@@ -318,12 +258,12 @@ class ServedModels:
     @property
     def longest_context(self) -> int:
         """Of those whose context is known; it may not be, of a model that was never loaded."""
-        return max((model.max_context for model in self.known), default=0)
+        return max((model.known.max_context for model in self.known), default=0)
 
     def max_context(self) -> int:
         """No text is longer; 0 while a context is not known."""
-        contexts = [model.max_context for model in self.known]
-        return max(contexts) if contexts and all(contexts) else 0
+        contexts = [model.known.max_context for model in self._models]
+        return max(contexts) if all(contexts) else 0
 
     def find(self, name: str | None) -> ServedModel:
         """The model a client means. Raises an error that names those there are."""
@@ -343,8 +283,4 @@ class ServedModels:
         """The error that names the models there are."""
         there = ", ".join(repr(model.name) for model in self.known[:20])
         message = f"the model {name[:80]!r} is not served here; it is {there}"
-        return ApiError(ErrorKind.NOT_FOUND, message, param="model", code="model_not_found") if there else loading()
-
-
-def loading() -> ApiError:
-    return busy("the model is being loaded; try again in a moment", 1, code="model_loading")
+        return not_found(message, "model", "model_not_found") if there else loading()

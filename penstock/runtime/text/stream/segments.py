@@ -39,6 +39,7 @@ class ToolCallEnd(NamedTuple):
 
 Segment = ReasoningText | ContentText | ToolCallStart | ToolCallArguments | ToolCallEnd
 Segments = tuple[Segment, ...]
+WORDS = (ContentText, ReasoningText, ToolCallArguments)
 
 
 class ContentParser(Protocol):
@@ -76,12 +77,8 @@ def joined(segments: Iterable[Segment]) -> Segments:
     parts: list[Segment] = []
     for segment in segments:
         last = parts[-1] if parts else None
-        if isinstance(segment, ContentText) and isinstance(last, ContentText):
-            parts[-1] = ContentText(last.text + segment.text)
-        elif isinstance(segment, ReasoningText) and isinstance(last, ReasoningText):
-            parts[-1] = ReasoningText(last.text + segment.text)
-        elif isinstance(segment, ToolCallArguments) and isinstance(last, ToolCallArguments):
-            parts[-1] = ToolCallArguments(last.call, last.text + segment.text)
+        if isinstance(segment, WORDS) and isinstance(last, WORDS) and type(segment) is type(last):
+            parts[-1] = segment._replace(text=last.text + segment.text)
         else:
             parts.append(segment)
     return tuple(parts)

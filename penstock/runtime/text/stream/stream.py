@@ -80,18 +80,16 @@ class TextStream:
 
     def __init__(self, tokenizer: Tokenizer, rules: TextRules = PLAIN) -> None:
         markers = rules.markers if rules.style is None else (*rules.markers, *rules.style.markers)
-        marker_ids = (tokenizer.token_id(marker) for marker in markers)
         self._detokenizer = Detokenizer(
             tokenizer,
             skip_special=rules.skip_special,
             at_start=rules.at_start,
-            visible_ids=frozenset(token_id for token_id in marker_ids if token_id is not None),
+            visible_ids=frozenset([found for marker in markers if (found := tokenizer.token_id(marker)) is not None]),
         )
         self._min_tokens = rules.min_tokens
         self._matcher = StopMatcher(rules.stops, include_stop=rules.include_stop) if rules.stops else None
         self._splitter: Splitter | None = rules.style.splitter(is_open=rules.is_open) if rules.style else None
         self._parser: ContentParser | None = rules.make_parser() if rules.make_parser is not None else None
-        self._parts: list[str] = []
         self._is_finished = False
         self.num_tokens = 0
         """Tokens that made the text, those that show nothing included."""
@@ -135,13 +133,6 @@ class TextStream:
         """The stop string that ended the text."""
         return None if self._matcher is None else self._matcher.matched
 
-    @property
-    def text(self) -> str:
-        """All text so far that is certain to stay, as the model wrote it."""
-        if len(self._parts) > 1:
-            self._parts = ["".join(self._parts)]
-        return self._parts[0] if self._parts else ""
-
     def _feed_one(self, token_id: int, is_silent: bool) -> Segments:
         if self.stop is not None:
             return ()
@@ -157,8 +148,6 @@ class TextStream:
         return self._matcher.feed(text)
 
     def _emit(self, text: str) -> Segments:
-        if text:
-            self._parts.append(text)
         if self._splitter is not None:
             return self._parsed(self._splitter.feed(text))
         if not text:

@@ -107,7 +107,7 @@ class Budget:
                 for item in items:
                     values += 1
                     if isinstance(item, str):
-                        characters += characters_of(item)
+                        characters += len(item) if item.isascii() else 4 * len(item)
                     elif isinstance(item, CONTAINERS):
                         below.append(item)
                     else:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-from jinja2 import meta
 from jinja2.exceptions import SecurityError
 
 from penstock.errors import ModelFileError, RequestError
@@ -50,17 +49,17 @@ class ChatTemplate:
     """
 
     def __init__(self, sources: str | Mapping[str, str], *, special_tokens: Mapping[str, str] | None = None) -> None:
-        self._sources = {DEFAULT: sources} if isinstance(sources, str) else dict(sources)
-        if not self._sources:
+        by_name = {DEFAULT: sources} if isinstance(sources, str) else sources
+        if not by_name:
             raise ModelFileError("the model's list of chat templates is empty")
+        if DEFAULT not in by_name and len(by_name) > 1:
+            raise ModelFileError(f"none of the model's chat templates is the default: there are {', '.join(by_name)}")
         self._special_tokens = dict(special_tokens or {})
         self._sandbox = Sandbox()
-        self._compiled: dict[str, _Compiled] = {}
-        self.source = self._sources[self._name(None, has_tools=False)]
-        """The template that is used where none is named."""
-        self.tool_source = self._sources[self._name(None, has_tools=True)]
+        self.source = by_name.get(DEFAULT, next(iter(by_name.values())))
+        self.tool_source = by_name.get(TOOL_USE, self.source)
         """The template that is used where there are tools."""
-        self._template(self._name(None, has_tools=False))
+        self._plain = _Compiled(self._sandbox, self.source, self._special_tokens)
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, object], tokenizer: Tokenizer) -> "ChatTemplate | None":
@@ -86,10 +85,11 @@ class ChatTemplate:
         sources |= {name: _read_text(file) for name, file in files.items() if file.is_file()}
         return cls(sources, special_tokens=tokenizer.special_tokens) if sources else None
 
-    @property
-    def variables(self) -> frozenset[str]:
-        """Names a request may set: those the template reads, less those that are not a request's to set."""
-        return self._template(self._name(None, has_tools=False)).variables
+    @cached_property
+    def _with_tools(self) -> "_Compiled":
+        if self.tool_source == self.source:
+            return self._plain
+        return _Compiled(self._sandbox, self.tool_source, self._special_tokens)
 
     def conversation(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
@@ -109,7 +109,6 @@ class ChatTemplate:
         add_generation_prompt: bool = False,
         continue_final_message: bool = False,
         variables: Mapping[str, Any] | None = None,
-        name: str | None = None,
         now: datetime | None = None,
         cover: Cover | None = None,
     ) -> str:
@@ -120,7 +119,7 @@ class ChatTemplate:
         have no effect. `now` is what the template takes for the time; without it, it is told none. `cover` is applied to
         all that a client wrote, in the form in which the template sees it.
         """
-        template = self._template(self._name(name, has_tools=tools is not None))
+        template = self._plain if tools is None else self._with_tools
         values: dict[str, Any] = {
             key: _plain(value, "variables") for key, value in _checked_variables(variables or {}).items()
         }
@@ -138,33 +137,12 @@ class ChatTemplate:
             return template.render_continued(values, now)
         return template.render(values, now)
 
-    def _name(self, name: str | None, *, has_tools: bool) -> str:
-        """The template asked for; else the one for tools where there are any; else the default."""
-        if name is not None:
-            if name not in self._sources:
-                raise RequestError(f"there is no chat template {name!r:.80}; there are {', '.join(self._sources)}")
-            return name
-        if has_tools and TOOL_USE in self._sources:
-            return TOOL_USE
-        if DEFAULT in self._sources or len(self._sources) > 1:
-            if DEFAULT not in self._sources:
-                raise RequestError(f"this model has several chat templates; name one of {', '.join(self._sources)}")
-            return DEFAULT
-        return next(iter(self._sources))
-
-    def _template(self, name: str) -> "_Compiled":
-        template = self._compiled.get(name)
-        if template is None:
-            template = self._compiled[name] = _Compiled(self._sandbox, self._sources[name], self._special_tokens)
-        return template
-
 
 class _Compiled:
     """One template, compiled."""
 
     def __init__(self, sandbox: Sandbox, source: str, special_tokens: Mapping[str, str]) -> None:
         self._sandbox = sandbox
-        self._source = source
         self._special_tokens = special_tokens
         if len(source) > MAX_SOURCE_CHARACTERS:
             raise ModelFileError(
@@ -176,10 +154,6 @@ class _Compiled:
             raise ModelFileError(f"the chat template is refused: {error}") from error
         except (jinja2.TemplateError, SyntaxError, ValueError, RecursionError, MemoryError) as error:
             raise ModelFileError(f"the chat template does not compile: {_shown(error)}") from error
-
-    @cached_property
-    def variables(self) -> frozenset[str]:
-        return frozenset(meta.find_undeclared_variables(self._sandbox.parse(self._source))) - _RESERVED
 
     @cached_property
     def shape(self) -> TemplateShape:
@@ -215,12 +189,8 @@ class _Compiled:
 
     def render_continued(self, values: dict[str, Any], now: datetime | None) -> str:
         """The prompt up to the end of the last message, found by a mark left there."""
-        last = dict(values["messages"][-1])
-        content = _last_text(last)
-        if not isinstance(content, str):
-            raise RequestError("the last message has no text to continue", param="messages")
-        values = values | {"messages": [*values["messages"][:-1], _with_last_text(last, content + _CONTINUE_MARK)]}
-        rendered = self.render(values, now)
+        content, last = _marked(values["messages"][-1])
+        rendered = self.render(values | {"messages": [*values["messages"][:-1], last]}, now)
         mark = _CONTINUE_MARK.strip()
         position = rendered.rfind(mark)
         if position < 0 or content.strip() not in rendered:
@@ -252,9 +222,11 @@ def _checked_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, A
 
 
 def _checked_objects(values: Any, what: str) -> list[dict[str, Any]]:
-    if not isinstance(values, list | tuple) or not all(isinstance(value, Mapping) for value in values):
-        raise RequestError(f"{what} must be a list of objects", param=what)
-    return [_plain(value, what) for value in values]
+    if isinstance(values, list | tuple):
+        checked = [_plain(value, what) for value in values if isinstance(value, Mapping)]
+        if len(checked) == len(values):
+            return checked
+    raise RequestError(f"{what} must be a list of objects", param=what)
 
 
 def _plain(value: Any, what: str, depth: int = 0) -> Any:
@@ -273,19 +245,16 @@ def _plain(value: Any, what: str, depth: int = 0) -> Any:
     raise RequestError(f"{what} holds a {type(value).__name__}; send plain JSON values", param=what)
 
 
-def _last_text(message: Mapping[str, Any]) -> Any:
-    content = message.get("content")
-    if not isinstance(content, list):
-        return content
-    return next((part["text"] for part in reversed(content) if isinstance(part, dict) and "text" in part), None)
-
-
-def _with_last_text(message: dict[str, Any], text: str) -> dict[str, Any]:
-    content = message["content"]
-    if not isinstance(content, list):
-        return message | {"content": text}
-    index = max(i for i, part in enumerate(content) if isinstance(part, dict) and "text" in part)
-    return message | {"content": [*content[:index], content[index] | {"text": text}, *content[index + 1 :]]}
+def _marked(message: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The last text of a message, and the message with a mark after it."""
+    content: Any = message.get("content")
+    if isinstance(content, str):
+        return content, {**message, "content": content + _CONTINUE_MARK}
+    for place, part in reversed([*enumerate(content)] if isinstance(content, list) else []):
+        if isinstance(part, dict) and isinstance(text := part.get("text"), str):
+            parts = [*content[:place], part | {"text": text + _CONTINUE_MARK}, *content[place + 1 :]]
+            return text, {**message, "content": parts}
+    raise RequestError("the last message has no text to continue", param="messages")
 
 
 def _sources_in(value: Any) -> dict[str, str]:

@@ -24,15 +24,9 @@ CHARACTERS_PER_STEP = 64
 
 # Fields that hold statements which are executed apart from the node they belong to.
 _BLOCKS: dict[type[nodes.Node], tuple[str, ...]] = {
-    nodes.For: ("body", "else_"),
-    nodes.If: ("body", "else_"),
-    nodes.Macro: ("body",),
-    nodes.CallBlock: ("body",),
-    nodes.FilterBlock: ("body",),
-    nodes.AssignBlock: ("body",),
-    nodes.With: ("body",),
-    nodes.Block: ("body",),
-    nodes.Scope: ("body",),
+    **dict.fromkeys((nodes.For, nodes.If), ("body", "else_")),
+    **dict.fromkeys((nodes.Macro, nodes.CallBlock, nodes.FilterBlock, nodes.AssignBlock), ("body",)),
+    **dict.fromkeys((nodes.With, nodes.Block, nodes.Scope), ("body",)),
 }
 
 _REFUSED: dict[type[nodes.Node], str] = {

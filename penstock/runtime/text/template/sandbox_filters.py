@@ -42,14 +42,8 @@ _COUNTS = ("batch", "center", "indent", "slice", "tojson")
 
 # Which argument names what is looked at of each item.
 _PATHS = {
-    "selectattr": 0,
-    "rejectattr": 0,
-    "groupby": 0,
-    "sum": 0,
-    "join": 1,
-    "unique": 1,
-    "min": 1,
-    "max": 1,
+    **dict.fromkeys(("selectattr", "rejectattr", "groupby", "sum"), 0),
+    **dict.fromkeys(("join", "unique", "min", "max"), 1),
     "sort": 2,
 }
 

@@ -23,19 +23,10 @@ _ROLES = frozenset(("assistant", "developer", "function", "ipython", "model", "s
 _PARTS = frozenset(("audio", "image", "image_url", "text", "video"))
 _KNOWN_WORDS = frozenset(
     (
-        *(
-            "additionalproperties",
-            "anyof",
-            "arguments",
-            "const",
-            "default",
-            "description",
-            "enum",
-            "format",
-            "function",
-        ),
-        *("id", "items", "name", "oneof", "parameters", "properties", "required", "return", "strict", "text", "title"),
-        *("array", "boolean", "integer", "null", "number", "object", "string", "type", "high", "low", "medium", "none"),
+        *("additionalproperties", "anyof", "arguments", "const", "default", "description", "enum", "format"),
+        *("function", "id", "items", "name", "oneof", "parameters", "properties", "required", "return", "strict"),
+        *("text", "title", "array", "boolean", "integer", "null", "number", "object", "string", "type"),
+        *("high", "low", "medium", "none"),
     )
 )
 """Words that templates look for and compare; a control token of such a name is not made of them."""

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from penstock.service.server.adapters.table import AdapterTable
 from penstock.service.server.front import Front, body_of, check_admin
 from penstock.service.server.http.answer import Json, Plain
-from penstock.service.server.http.faults import ApiError, ErrorKind, invalid
+from penstock.service.server.http.faults import ApiError, ErrorKind, invalid, not_found
 
 MAX_NAME = 256
 ORDER_S = 120.0
@@ -36,10 +36,8 @@ async def load_adapter(request: Request) -> Plain:
     table, front = _table(request)
     body = await body_of(request, LoadBody)
     path = table.path_of(body.lora_path)
-    is_taken = table.get(body.lora_name) is not None or any(
-        model.known_name == body.lora_name for model in front.models
-    )
-    if is_taken and (not body.load_inplace or table.get(body.lora_name) is None):
+    is_model = any(model.known_name == body.lora_name for model in front.models)
+    if is_model or (table.get(body.lora_name) is not None and not body.load_inplace):
         raise invalid(
             f"{body.lora_name[:80]!r} is served already; send load_inplace to read it anew, or choose another name",
             "lora_name",
@@ -54,8 +52,7 @@ async def unload_adapter(request: Request) -> Plain:
     table, _ = _table(request)
     body = await body_of(request, UnloadBody)
     if table.get(body.lora_name) is None:
-        message = f"the adapter {body.lora_name[:80]!r} is not served here"
-        raise ApiError(ErrorKind.NOT_FOUND, message, param="lora_name", code="model_not_found")
+        raise not_found(f"the adapter {body.lora_name[:80]!r} is not served here", "lora_name", "model_not_found")
     async with asyncio.timeout(ORDER_S):
         await table.unload(body.lora_name)
     return Plain(f"Success: LoRA adapter '{body.lora_name}' removed successfully.".encode(), "text/plain")
@@ -70,11 +67,8 @@ async def list_adapters(request: Request) -> Json:
 async def scale_adapters(request: Request) -> Json:
     """llama.cpp lays adapters over all requests at once; here each request names its own."""
     _table(request)
-    raise ApiError(
-        ErrorKind.NOT_IMPLEMENTED,
-        "adapters are not laid over all requests here; name one as the model of a request",
-        code="not_served",
-    )
+    message = "adapters are not laid over all requests here; name one as the model of a request"
+    raise ApiError(ErrorKind.NOT_IMPLEMENTED, message, code="not_served")
 
 
 def _table(request: Request) -> tuple[AdapterTable, Front]:
@@ -82,9 +76,6 @@ def _table(request: Request) -> tuple[AdapterTable, Front]:
     check_admin(request, "adapters are an admin's to change; send an --admin-key")
     table = front.models.adapters
     if not isinstance(table, AdapterTable):
-        raise ApiError(
-            ErrorKind.NOT_FOUND,
-            "this server serves no adapters; start it with --adapter or --adapters-dir",
-            code="not_served",
-        )
+        message = "this server serves no adapters; start it with --adapter or --adapters-dir"
+        raise not_found(message, code="not_served")
     return table, front

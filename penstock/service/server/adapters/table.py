@@ -9,8 +9,7 @@ from typing import Any
 from penstock.config import AdapterConfig
 from penstock.metrics.exposition import Counter, Gauge, GaugeTable, Metric
 from penstock.runtime.core.request import mix_of
-from penstock.runtime.engine.client import AdapterFacts
-from penstock.service.server.http.faults import ApiError, ErrorKind, invalid
+from penstock.service.server.http.faults import invalid, not_found
 from penstock.service.server.served import AdaptedModel, ServedModel
 
 COUNTED = {
@@ -31,8 +30,6 @@ class AdapterTable:
         self._folder = None if config.adapters_dir is None else Path(config.adapters_dir)
         self.max_adapters = config.max_adapters
         self._models = {name: AdaptedModel(base, name, path) for name, path in config.by_name.items()}
-        self.facts: dict[str, AdapterFacts] = {}
-        """Of those that were read by order, by name."""
 
     def __iter__(self) -> Iterator[AdaptedModel]:
         return iter(self._models.values())
@@ -60,27 +57,20 @@ class AdapterTable:
         if not path.is_relative_to(folder) or path == folder:
             raise invalid("lora_path leads out of --adapters-dir; name an adapter inside of it", "lora_path")
         if not is_there:
-            raise ApiError(ErrorKind.NOT_FOUND, f"{asked[:200]!r} is not in --adapters-dir", param="lora_path")
+            raise not_found(f"{asked[:200]!r} is not in --adapters-dir", "lora_path")
         return str(path)
 
-    async def load(self, name: str, path: str) -> AdapterFacts:
-        facts = await self._order(path)
+    async def load(self, name: str, path: str) -> None:
+        answer = await self._base.client.order_adapter(path)
+        if answer.facts is None:
+            raise invalid(answer.error, "lora_path")
         self._models[name] = AdaptedModel(self._base, name, path)
-        self.facts[name] = facts
-        return facts
 
     async def unload(self, name: str) -> None:
         """The name is gone at once; requests that have begun go on, and this waits for them."""
         model = self._models.pop(name)
-        self.facts.pop(name, None)
         if not any(other.adapter == model.adapter for other in self._models.values()):
             await self._base.client.order_adapter(model.adapter, is_unload=True)
-
-    async def _order(self, path: str) -> AdapterFacts:
-        answer = await self._base.client.order_adapter(path)
-        if answer.facts is None:
-            raise invalid(answer.error, "lora_path")
-        return answer.facts
 
     def value(self) -> list[dict[str, Any]]:
         """All of them, as an operator reads them."""

@@ -2,54 +2,36 @@
 
 from typing import Any
 
-import msgspec
-
-from penstock.service.server.dialect import Progress
+from penstock.service.edge.refusal import ANTHROPIC_TYPES, OVERLOADED
+from penstock.service.server.dialect import Dialect, HeaderList
 from penstock.service.server.http import sse
 from penstock.service.server.http.faults import ApiError, ErrorKind
 
-SHAPES: dict[ErrorKind, tuple[int, str]] = {
-    ErrorKind.INVALID: (400, "invalid_request_error"),
-    ErrorKind.AUTHENTICATION: (401, "authentication_error"),
-    ErrorKind.QUOTA: (402, "billing_error"),
-    ErrorKind.PERMISSION: (403, "permission_error"),
-    ErrorKind.NOT_FOUND: (404, "not_found_error"),
-    ErrorKind.TOO_LARGE: (413, "request_too_large"),
-    ErrorKind.RATE_LIMIT: (429, "rate_limit_error"),
-    ErrorKind.INTERNAL: (500, "api_error"),
-    ErrorKind.DEADLINE: (504, "timeout_error"),
-    ErrorKind.UNAVAILABLE: (529, "overloaded_error"),
-}
-"""Status and type; other kinds keep their own status and are the client's fault."""
+STATUS = {ErrorKind.QUOTA: 402, ErrorKind.UNAVAILABLE: OVERLOADED}
+"""Other kinds keep their own."""
+TYPES = ANTHROPIC_TYPES | {402: "billing_error"}
+"""By status; others are the client's fault."""
 
 
-class AnthropicDialect:
-    stream_headers = sse.HEADERS
+class AnthropicDialect(Dialect):
     ping = b'event: ping\ndata: {"type":"ping"}\n\n'
 
+    def error_value(self, error: ApiError, request_id: str) -> dict[str, Any]:
+        name = TYPES.get(STATUS.get(error.kind, error.status), "invalid_request_error")
+        return {"type": "error", "error": {"type": name, "message": _message(error)}, "request_id": request_id}
+
     def error(self, error: ApiError, request_id: str) -> tuple[int, bytes]:
-        status, _ = SHAPES.get(error.kind, (error.status, ""))
-        return status, msgspec.json.encode(_body(error, request_id))
+        status, body = super().error(error, request_id)
+        return STATUS.get(error.kind, status), body
 
-    def error_event(self, error: ApiError, request_id: str) -> bytes:
-        return sse.named_event("error", _body(error, request_id))
+    def event(self, name: str, value: dict[str, Any]) -> bytes:
+        return sse.named_event(name, {"type": name} | value)
 
-    def headers(self, request_id: bytes, spent_ms: int) -> list[tuple[bytes, bytes]]:
+    def headers(self, request_id: bytes, spent_ms: int) -> HeaderList:
         return [(b"x-request-id", request_id), (b"request-id", request_id)]
-
-    def progress(self, progress: Progress) -> bytes:
-        return sse.named_event("progress", {"type": "progress"} | progress.value)
-
-    def comment(self, progress: Progress) -> bytes:
-        return sse.progress_comment(progress.value)
 
 
 DIALECT = AnthropicDialect()
-
-
-def _body(error: ApiError, request_id: str) -> dict[str, Any]:
-    _, name = SHAPES.get(error.kind, (0, "invalid_request_error"))
-    return {"type": "error", "error": {"type": name, "message": _message(error)}, "request_id": request_id}
 
 
 def _message(error: ApiError) -> str:

@@ -21,10 +21,9 @@ from penstock.runtime.text.stream.segments import (
     ToolCallEnd,
     ToolCallStart,
     arguments_of,
-    joined,
 )
-from penstock.service.server.anthropic.dialect import DIALECT, AnthropicDialect
-from penstock.service.server.http import sse
+from penstock.service.server.anthropic.dialect import DIALECT
+from penstock.service.server.dialect import AnswerEncoder, Dialect
 from penstock.service.server.http.call import LENGTH, TOOL_CALLS, Call, Piece
 from penstock.service.server.http.exchange import random_hex
 from penstock.service.server.http.faults import ApiError
@@ -34,10 +33,10 @@ _SIGNING_KEY = secrets.token_bytes(32)
 
 
 @dataclass(slots=True)
-class MessageEncoder:
+class MessageEncoder(AnswerEncoder):
     """One answer, whole or as its events."""
 
-    dialect: ClassVar[AnthropicDialect] = DIALECT
+    dialect: ClassVar[Dialect] = DIALECT
 
     _id: str
     _model: str
@@ -45,46 +44,43 @@ class MessageEncoder:
     """0: the cache was to be filled, and what had to be drawn for it is kept back."""
     _request_id: str
     _tells_miss: bool
-    _kept: list[Segment] = field(default_factory=list)
-    _block: int = -1
-    """Number of the last block begun."""
+    _blocks: list[dict[str, Any]] = field(default_factory=list)
     _open: str | None = None
-    """Kind of the block that is open."""
-    _thoughts: list[str] = field(default_factory=list)
+    """Kind of the block that is open, the last."""
+    _texts: list[str] = field(default_factory=list)
+    """What has come of it."""
     _finish_reason: str | None = None
     _stop: str | None = None
+    _unsent: list[bytes] = field(default_factory=list)
+    """Events."""
 
     def opening(self, call: Call) -> bytes:
         message = self._message(call, [], None) | {"stop_sequence": None}
-        return _event("message_start", {"message": message})
+        return DIALECT.event("message_start", {"message": message})
 
     def reporting(self, pieces: Sequence[Piece]) -> bytes:
-        parts: list[bytes] = []
         for piece in pieces:
             for segment in piece.segments if self._max_tokens else ():
-                self._tell(segment, parts)
+                self._tell(segment)
             self._take_finish(piece)
-        return b"".join(parts)
+        return self._told()
 
     def closing(self, call: Call, timings: dict[str, float] | None) -> bytes:
-        parts: list[bytes] = []
-        self._close_block(parts)
+        self._close_block()
         delta = {"stop_reason": self._stop_reason(call), "stop_sequence": self._stop}
-        parts.append(_event("message_delta", {"delta": delta, "usage": self._usage(call)}))
-        parts.append(_event("message_stop", {}))
-        return b"".join(parts)
+        self._event("message_delta", {"delta": delta, "usage": self._usage(call)})
+        self._event("message_stop", {})
+        return self._told()
 
     def failing(self, error: ApiError) -> bytes:
         return DIALECT.error_event(error, self._request_id)
 
     def keep(self, pieces: Sequence[Piece]) -> None:
-        for piece in pieces:
-            if self._max_tokens:
-                self._kept.extend(piece.segments)
-            self._take_finish(piece)
+        self.reporting(pieces)
 
     def whole(self, call: Call, timings: dict[str, float] | None) -> dict[str, Any]:
-        return self._message(call, _blocks(joined(self._kept)), self._stop_reason(call)) | {"stop_sequence": self._stop}
+        self._close_block()
+        return self._message(call, self._blocks, self._stop_reason(call)) | {"stop_sequence": self._stop}
 
     # The message
 
@@ -139,65 +135,61 @@ class MessageEncoder:
 
     # Events
 
-    def _tell(self, segment: Segment, parts: list[bytes]) -> None:
+    def _tell(self, segment: Segment) -> None:
         match segment:
             case ContentText(text):
-                self._enter_block("text", {"type": "text", "text": ""}, parts)
-                parts.append(self._delta({"type": "text_delta", "text": text}))
+                self._enter_block("text", {"type": "text", "text": ""})
+                self._add(text, {"type": "text_delta", "text": text})
             case ReasoningText(text):
-                self._enter_block("thinking", {"type": "thinking", "thinking": "", "signature": ""}, parts)
-                self._thoughts.append(text)
-                parts.append(self._delta({"type": "thinking_delta", "thinking": text}))
+                self._enter_block("thinking", {"type": "thinking", "thinking": "", "signature": ""})
+                self._add(text, {"type": "thinking_delta", "thinking": text})
             case ToolCallStart(_, name, call_id):
-                self._close_block(parts)
-                self._enter_block("tool_use", _tool_use(name, call_id, {}), parts)
+                self._close_block()
+                call = {"type": "tool_use", "id": call_id or f"toolu_{random_hex()}", "name": name, "input": {}}
+                self._enter_block("tool_use", call)
             case ToolCallArguments(_, text):
-                parts.append(self._delta({"type": "input_json_delta", "partial_json": text}))
+                self._add(text, {"type": "input_json_delta", "partial_json": text})
             case ToolCallEnd():
-                self._close_block(parts)
+                self._close_block()
 
-    def _enter_block(self, kind: str, block: dict[str, Any], parts: list[bytes]) -> None:
+    def _enter_block(self, kind: str, block: dict[str, Any]) -> None:
         if self._open == kind:
             return
-        self._close_block(parts)
+        self._close_block()
         self._open = kind
-        self._block += 1
-        parts.append(_event("content_block_start", {"index": self._block, "content_block": block}))
+        self._blocks.append(block)
+        self._event("content_block_start", {"index": len(self._blocks) - 1, "content_block": block})
 
-    def _close_block(self, parts: list[bytes]) -> None:
+    def _add(self, text: str, delta: dict[str, Any]) -> None:
+        self._texts.append(text)
+        self._delta(delta)
+
+    def _close_block(self) -> None:
         if self._open is None:
             return
-        if self._open == "thinking":
-            parts.append(self._delta({"type": "signature_delta", "signature": _signature("".join(self._thoughts))}))
-            self._thoughts.clear()
-        parts.append(_event("content_block_stop", {"index": self._block}))
+        text = "".join(self._texts)
+        match self._open:
+            case "text":
+                self._blocks[-1]["text"] = text
+            case "thinking":
+                self._blocks[-1] |= {"thinking": text, "signature": _signature(text)}
+                self._delta({"type": "signature_delta", "signature": self._blocks[-1]["signature"]})
+            case "tool_use":
+                self._blocks[-1]["input"] = arguments_of(text)
+        self._event("content_block_stop", {"index": len(self._blocks) - 1})
         self._open = None
+        self._texts.clear()
 
-    def _delta(self, delta: dict[str, Any]) -> bytes:
-        return _event("content_block_delta", {"index": self._block, "delta": delta})
+    def _delta(self, delta: dict[str, Any]) -> None:
+        self._event("content_block_delta", {"index": len(self._blocks) - 1, "delta": delta})
 
+    def _event(self, name: str, fields: dict[str, Any]) -> None:
+        self._unsent.append(DIALECT.event(name, fields))
 
-def _event(name: str, fields: dict[str, Any]) -> bytes:
-    return sse.named_event(name, {"type": name} | fields)
-
-
-def _blocks(segments: Sequence[Segment]) -> list[dict[str, Any]]:
-    blocks: list[dict[str, Any]] = []
-    for segment in segments:
-        match segment:
-            case ContentText(text):
-                blocks.append({"type": "text", "text": text})
-            case ReasoningText(text):
-                blocks.append({"type": "thinking", "thinking": text, "signature": _signature(text)})
-            case ToolCallStart(_, name, call_id):
-                blocks.append(_tool_use(name, call_id, {}))
-            case ToolCallArguments(_, text):
-                blocks[-1]["input"] = arguments_of(text)
-    return blocks
-
-
-def _tool_use(name: str, call_id: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "tool_use", "id": call_id or f"toolu_{random_hex()}", "name": name, "input": arguments}
+    def _told(self) -> bytes:
+        data = b"".join(self._unsent)
+        self._unsent.clear()
+        return data
 
 
 def _signature(thoughts: str) -> str:

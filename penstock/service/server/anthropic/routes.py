@@ -8,8 +8,7 @@ from starlette.requests import Request
 from penstock.service.server.anthropic.encoder import MessageEncoder
 from penstock.service.server.anthropic.protocol import REFUSED, CountBody, MessagesBody
 from penstock.service.server.anthropic.request import chat_of, generation_of
-from penstock.service.server.front import Counted, Front, Prepared
-from penstock.service.server.generation import Caller, Delivery
+from penstock.service.server.front import Counted, Front, Prepared, front_of
 from penstock.service.server.http.answer import Json
 from penstock.service.server.http.exchange import random_hex
 from penstock.service.server.prepare import prepare, prompt_of_chat
@@ -18,24 +17,16 @@ from penstock.service.server.served import ServedModel
 
 async def create_message(request: Request) -> Counted:
     front: Front = request.app.state.front
-    begun = await front.begin(request, MessagesBody, REFUSED, delivery_of)
-    return Counted(front, await prepare_message(front, begun.model, begun.caller, begun.body), begun)
-
-
-async def prepare_message(front: Front, model: ServedModel, caller: Caller, body: MessagesBody) -> Prepared:
+    begun = await front.begin(request, MessagesBody, REFUSED)
+    body, model, caller = begun.body, begun.model, begun.caller
     call = await prepare(model, caller, generation_of(body))
     message_id, tells_miss = f"msg_{random_hex()}", body.diagnostics is not None
     encoder = MessageEncoder(message_id, model.name, body.max_tokens, caller.request_id, tells_miss)
-    return Prepared(model, call, encoder)
-
-
-def delivery_of(body: MessagesBody) -> Delivery:
-    return Delivery(is_stream=bool(body.stream), reports_progress=bool(body.include_progress))
+    return Counted(front, Prepared(model, call, encoder), begun)
 
 
 async def count_tokens(request: Request) -> Json:
-    front: Front = request.app.state.front
-    begun = await front.begin(request, CountBody, REFUSED)
+    begun = await front_of(request).begin(request, CountBody, REFUSED)
     prompt = await prompt_of_chat(begun.model, chat_of(begun.body))
     return Json({"input_tokens": len(prompt.token_ids)})
 
@@ -57,6 +48,6 @@ def anthropic_model(model: ServedModel) -> dict[str, Any]:
         "display_name": model.name,
         "created_at": datetime.fromtimestamp(model.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "lifecycle": "active",
-        "max_input_tokens": model.max_context,
-        "max_tokens": model.max_context,
+        "max_input_tokens": model.known.max_context,
+        "max_tokens": model.known.max_context,
     }

@@ -11,11 +11,12 @@ import random
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from penstock.runtime.core.request import SamplingParams
 from penstock.runtime.engine.client import DeltaStream, EngineClient, Facts
 from penstock.service.edge.access import ROUTER
-from penstock.service.server.http.faults import ApiError, Headers, busy
+from penstock.service.server.http.faults import ApiError, Headers, busy, loading
 
 SHED_FROM = 0.8
 """Share of the places that are taken before some are refused by chance: more, the fuller it is, all when nothing is free."""
@@ -42,14 +43,14 @@ class DrainRate:
     def add(self, now: float) -> None:
         self._starts.append(now)
         self._moved_s = now
-        self._forget(now)
 
     def rest(self, now: float) -> None:
         """None waits: a queue that grows from here on has stood for no longer."""
         self._moved_s = now
 
     def per_s(self, now: float) -> float:
-        self._forget(now)
+        while self._starts and self._starts[0] < now - WINDOW_S:
+            self._starts.popleft()
         if not self._starts:
             return 0.0
         return len(self._starts) / min(max(now - self._starts[0], 0.1), WINDOW_S)
@@ -61,9 +62,16 @@ class DrainRate:
         standing_s = now - self._moved_s
         return standing_s if standing_s > WINDOW_S else None
 
-    def _forget(self, now: float) -> None:
-        while self._starts and self._starts[0] < now - WINDOW_S:
-            self._starts.popleft()
+
+class Crowd(NamedTuple):
+    """The requests that have not ended. Batch requests are in nobody's way: they come after all others and delay none."""
+
+    num_sequences: int
+    """Running or waiting."""
+    waiting: list[DeltaStream]
+    """Requests not started yet, on their way to the engine included, in order."""
+    num_tokens: int
+    """Of the prompts that wait."""
 
 
 class Admission:
@@ -86,19 +94,21 @@ class Admission:
         """Calls admitted and not over."""
         return self._open.total()
 
-    @property
-    def num_waiting(self) -> int:
-        """Requests not started yet, those on the way to the engine included."""
-        return len(self.waiting)
-
     def position(self, stream: DeltaStream) -> int:
         """Position among requests not started yet, 1 for the next."""
-        return next((place for place, one in enumerate(self.waiting, 1) if one is stream), 0)
+        return next((place for place, one in enumerate(self._crowd().waiting, 1) if one is stream), 0)
 
-    @property
-    def waiting(self) -> list[DeltaStream]:
-        """Requests not started yet, in order. Batch requests come after all others and delay none."""
-        return [one for one in self._client.streams if not one.is_started and not one.request.is_batch]
+    def _crowd(self) -> Crowd:
+        num_sequences = num_tokens = 0
+        waiting = []
+        for stream in self._client.streams:
+            request = stream.request
+            if not request.is_batch:
+                num_sequences += request.params.n
+                if not stream.is_started:
+                    waiting.append(stream)
+                    num_tokens += len(request.prompt)
+        return Crowd(num_sequences, waiting, num_tokens)
 
     def eta_s(self, position: int) -> float | None:
         """When that place comes up, as things have been going; None if nothing has moved lately."""
@@ -106,32 +116,26 @@ class Admission:
         return None if each_s is None else round(position * each_s, 1)
 
     def retry_after_s(self) -> int:
-        eta_s = self.eta_s(self.num_waiting)
+        eta_s = self.eta_s(len(self._crowd().waiting))
         return 1 if eta_s is None else max(1, min(math.ceil(eta_s), MOST_S))
-
-    @property
-    def num_sequences(self) -> int:
-        """Sequences of all requests that have not ended, running or waiting; batch requests are in nobody's way."""
-        return sum([one.request.params.n for one in self._client.streams if not one.request.is_batch])
 
     def check(self, tenant: str) -> None:
         """Raise the error that says when to come back if there is no place now."""
-        facts = self._client.facts
-        if facts is None:
-            raise busy("the model is being loaded; try again in a moment", 1, code="model_loading")
-        num_taken, capacity = max(self.num_open, self.num_sequences), _capacity(facts)
-        if num_taken >= capacity or self._is_shed(num_taken, capacity):
+        self._check(tenant, self._crowd())
+
+    def _check(self, tenant: str, crowd: Crowd) -> None:
+        if self._client.facts is None:
+            raise loading()
+        capacity, share = self._places(self._client.facts, tenant)
+        num_taken = max(self._open.total(), crowd.num_sequences)
+        # A queue that fills is told to clients one by one, by chance, before it is full for all of them.
+        excess = (num_taken / capacity - SHED_FROM) / (1.0 - SHED_FROM)
+        if num_taken >= capacity or (capacity >= SHED_PLACES and self._chance() < excess):
             raise self._full(tenant)
-        if self._open[tenant] >= self._share(capacity, tenant):
+        if self._open[tenant] >= share:
             self.num_refused += 1
             message = "this key has as many requests as it may; try later"
             raise busy(message, self.retry_after_s(), is_tenant=True, headers=self.limits(tenant))
-
-    def _is_shed(self, num_taken: int, capacity: int) -> bool:
-        """Chance says no, so that a queue that fills is told to clients one by one before it is full for all of them."""
-        if capacity < SHED_PLACES or num_taken <= SHED_FROM * capacity:
-            return False
-        return self._chance() < (num_taken / capacity - SHED_FROM) / (1.0 - SHED_FROM)
 
     @property
     def num_asked_tokens(self) -> int:
@@ -141,8 +145,9 @@ class Admission:
 
     def enter(self, tenant: str) -> None:
         """Take a place, or raise as `check` does. Every `enter` needs its `leave`."""
-        self.check(tenant)
-        if not self.waiting:
+        crowd = self._crowd()
+        self._check(tenant, crowd)
+        if not crowd.waiting:
             self.drain.rest(time.monotonic())
         self._open[tenant] += 1
         if tenant != ROUTER:
@@ -154,15 +159,14 @@ class Admission:
         facts = self._client.facts
         if facts is None:
             return
-        num_tokens, num_waiting = sum(map(len, prompts)), _num_tokens(self.waiting)
-        if self.num_sequences + len(prompts) * params.n > _capacity(facts):
+        crowd = self._crowd()
+        if crowd.num_sequences + len(prompts) * params.n > self._places(facts, tenant)[0]:
             raise self._full(tenant)
-        if num_waiting and num_waiting + num_tokens > facts.max_waiting_tokens:
-            raise self._full(tenant, f"{num_waiting:,} prompt tokens wait")
-        if (
-            num_waiting
-            and self.num_asked_tokens + _needed(prompts, params) > CACHE_TURNS * facts.num_blocks * facts.block_size
-        ):
+        if not crowd.num_tokens:
+            return
+        if crowd.num_tokens + sum(map(len, prompts)) > facts.max_waiting_tokens:
+            raise self._full(tenant, f"{crowd.num_tokens:,} prompt tokens wait")
+        if self.num_asked_tokens + _needed(prompts, params) > CACHE_TURNS * facts.num_blocks * facts.block_size:
             raise self._full(tenant, f"the KV cache is asked for {CACHE_TURNS} times over")
 
     def _full(self, tenant: str, reason: str = "") -> ApiError:
@@ -181,37 +185,29 @@ class Admission:
         facts = self._client.facts
         if facts is None:
             return ()
-        capacity, waiting = _capacity(facts), self.waiting
-        share = self._share(capacity, tenant)
-        room = min(share - self._open[tenant], capacity - self.num_open)
-        reset = _duration(self.eta_s(len(waiting)) or 0.0)
+        crowd = self._crowd()
+        capacity, share = self._places(facts, tenant)
+        room = min(share - self._open[tenant], capacity - self._open.total())
+        reset = _duration(self.eta_s(len(crowd.waiting)) or 0.0)
         reported = {
             "limit-requests": share,
             "remaining-requests": max(room, 0),
             "reset-requests": reset,
             "limit-tokens": facts.max_waiting_tokens,
-            "remaining-tokens": max(facts.max_waiting_tokens - _num_tokens(waiting), 0),
+            "remaining-tokens": max(facts.max_waiting_tokens - crowd.num_tokens, 0),
             "reset-tokens": reset,
         }
         return tuple([(f"x-ratelimit-{name}".encode(), str(value).encode()) for name, value in reported.items()])
 
-    def _share(self, capacity: int, tenant: str) -> int:
-        """Calls that one key may have open; a router that tells nobody apart asks for all of its clients."""
-        return max(capacity // 2, 1) if self._has_several and tenant != ROUTER else capacity
-
-
-def _num_tokens(streams: Sequence[DeltaStream]) -> int:
-    """Of their prompts."""
-    return sum([len(stream.request.prompt) for stream in streams])
+    def _places(self, facts: Facts, tenant: str) -> tuple[int, int]:
+        """Calls that all together may have open, and one key; a router that tells nobody apart asks for all of its clients."""
+        capacity = facts.max_waiting + facts.max_sequences
+        return capacity, max(capacity // 2, 1) if self._has_several and tenant != ROUTER else capacity
 
 
 def _needed(prompts: Sequence[Sequence[int]], params: SamplingParams) -> int:
     answer = EXPECTED_ANSWER if params.max_tokens is None else min(params.max_tokens, EXPECTED_ANSWER)
     return sum(map(len, prompts)) + len(prompts) * params.n * answer
-
-
-def _capacity(facts: Facts) -> int:
-    return facts.max_waiting + facts.max_sequences
 
 
 def _duration(seconds: float) -> str:

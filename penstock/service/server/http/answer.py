@@ -7,7 +7,6 @@ has to wait longer gets its headers and then comments, which tell proxies and cl
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
-from contextlib import aclosing
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
@@ -21,10 +20,10 @@ from penstock.service.server.dialect import AnswerEncoder
 from penstock.service.server.generation import Delivery
 from penstock.service.server.http.admission import Admission
 from penstock.service.server.http.call import Call, Failure, Piece, Pipe
-from penstock.service.server.http.calls import Calls, OpenCall
+from penstock.service.server.http.calls import PING_S, Calls, OpenCall
 from penstock.service.server.http.connection import until_gone
 from penstock.service.server.http.exchange import RELAYED
-from penstock.service.server.http.faults import error_of_finish, invalid, log_fault
+from penstock.service.server.http.faults import ApiError, error_of_finish, invalid, log_fault
 from penstock.service.server.usage import token_count
 
 Send = Callable[[Any], Any]
@@ -114,7 +113,7 @@ class HttpAnswer:
         call, encoder = self._call, self._encoder
         while not call.is_over:
             encoder.keep(await call.news())
-        await self._before_end()
+        await encoder.before_end(call)
         times = self._timings(call)
         body = msgspec.json.encode(encoder.whole(call, times if self._delivery.reports_timings else None))
         headers = [
@@ -128,12 +127,6 @@ class HttpAnswer:
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})
         self.is_sent = True
-
-    async def _before_end(self) -> None:
-        """What an answer says last may hang on what it has yet to do."""
-        before_end = getattr(self._encoder, "before_end", None)
-        if before_end is not None:
-            await before_end(self._call)
 
     async def _stream(self, send: Send, pipe: Pipe) -> None:
         call, encoder = self._call, self._encoder
@@ -162,7 +155,7 @@ class HttpAnswer:
                 if pieces or marker is not None:
                     await self._write(send, report(pieces))
             self._calls.leave(call)
-            await self._before_end()
+            await encoder.before_end(call)
             data = encoder.closing(call, self._timings(call) if self._delivery.reports_timings else None)
             if marker is not None:
                 data += marks.end_mark(token_count(call))
@@ -223,18 +216,61 @@ class Plain:
 
 
 class Parts:
-    """An answer of unknown end: its parts are sent as they come."""
+    """An answer of unknown end: its parts are sent as they come, while its client is there.
 
-    def __init__(self, parts: AsyncGenerator[bytes, None], headers: Iterable[tuple[bytes, bytes]]) -> None:
+    One with a `ping` begins with its first part, so that a fault before that is an answer with its status; where none comes for
+    `PING_S` the ping is sent. From then on a fault is the last part, as `fault` words it.
+    """
+
+    def __init__(
+        self,
+        parts: AsyncGenerator[bytes, None],
+        headers: Iterable[tuple[bytes, bytes]],
+        ping: bytes = b"",
+        fault: Callable[[ApiError], bytes] | None = None,
+    ) -> None:
         self._parts = parts
         self._headers = list(headers)
+        self._ping = ping
+        self._fault = fault
+        self._is_begun = False
 
-    async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
-        async with aclosing(self._parts):
-            await send({"type": "http.response.start", "status": 200, "headers": self._headers})
-            async for part in self._parts:
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        gone = asyncio.create_task(until_gone(receive))
+        coming: asyncio.Future[bytes | None] | None = None
+        try:
+            if not self._ping:
+                await self._begin(send)
+            while True:
+                coming = coming or asyncio.ensure_future(anext(self._parts, None))
+                timeout_s = PING_S if self._ping else None
+                await asyncio.wait((coming, gone), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+                if gone.done():
+                    return
+                part: bytes | None = self._ping
+                if coming.done():
+                    done, coming = coming, None
+                    part = done.result()
+                await self._begin(send)
+                if part is None:
+                    break
                 await send({"type": "http.response.body", "body": part, "more_body": True})
-        await send({"type": "http.response.body", "body": b""})
+            await send({"type": "http.response.body", "body": b""})
+        except ApiError as error:
+            if not self._is_begun or self._fault is None:
+                raise
+            await send({"type": "http.response.body", "body": self._fault(error)})
+        finally:
+            gone.cancel()
+            if coming is not None:
+                coming.cancel()
+                await asyncio.wait((coming,))
+            await self._parts.aclose()
+
+    async def _begin(self, send: Any) -> None:
+        if not self._is_begun:
+            self._is_begun = True
+            await send({"type": "http.response.start", "status": 200, "headers": self._headers})
 
 
 class Json(Plain):

@@ -3,7 +3,6 @@
 import asyncio
 import re
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
-from contextlib import contextmanager
 from random import random
 from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin
 
@@ -48,18 +47,6 @@ _WHERE = re.compile(r" - at `(?:key in )?\$\.?([^`]*)`$")
 _KEY = re.compile(r"length <= (\d+) - at `key` in `\$\.?([^`]*)`$")
 _FIRST_NAME = re.compile(r"\w+")
 _BEYOND = re.compile(r"(<|>)=? ")
-
-
-@contextmanager
-def open_account(bodies: BodiesInFlight, tenant: str) -> Iterator[BodyAccount]:
-    """Of one body, until the block is left."""
-    account = BodyAccount(bodies, tenant)
-    try:
-        yield account
-    finally:
-        if account.num_bytes >= LARGE_BYTES:
-            asyncio.get_running_loop().run_in_executor(None, trim_memory)  # which may take a while
-        account.close()
 
 
 class BodyLimits(NamedTuple):
@@ -149,7 +136,7 @@ async def look_up(request: Request) -> None:
     than that turn."""
     await asyncio.sleep(0)
     connection = request.scope.get("penstock.connection")
-    if connection is not None and connection.transport.is_closing():
+    if connection is not None and connection.is_gone:
         await until_gone(request.receive)  # the protocol has to know it too: it would answer otherwise
         raise ClientDisconnect
 
@@ -168,10 +155,11 @@ class BodyReader:
         self._burst = BurstGate()
 
     async def read(self, request: Request, type_: type[B], refused: Mapping[str, str]) -> tuple[B, tuple[str, ...]]:
-        """The checked body, and the names of its fields that nothing reads; see `parse`."""
+        """The checked body, and the names of its fields that nothing reads; see `convert`."""
         exchange = exchange_of(request.scope)
         tenant, relayed = exchange.tenant, exchange.relayed
-        with open_account(self._in_flight, tenant) as account:
+        account = BodyAccount(self._in_flight, tenant)
+        try:
             data = await read_body(request, body_limits(self._max_bytes, self._max_context()), account)
             if relayed is not None:
                 data, relayed.resumed = split_body(request, data)
@@ -180,12 +168,16 @@ class BodyReader:
                 if len(data) > BYTES_BEGUN:
                     await self._burst.take(tenant, len(data))
                     await look_up(request)
-                body, ignored = parse(data, type_, refused)
+                body, ignored = convert(decode(data), type_, refused)
             else:
                 async with self.turns.take(tenant):
                     raw = decode(data)
                     await yield_to_others()
                     body, ignored = convert(raw, type_, refused)
+        finally:
+            if account.num_bytes >= LARGE_BYTES:
+                asyncio.get_running_loop().run_in_executor(None, trim_memory)  # which may take a while
+            account.close()
         if ignored and self._is_strict:
             raise unsupported(ignored[0][:80], "nothing reads it; leave it out")
         return body, ignored
@@ -229,14 +221,6 @@ def split_body(request: Request, body: bytes) -> tuple[bytes, dict[int, list[int
         raise invalid("the answer to go on with is no list of tokens", code="invalid_resume") from None
 
 
-def parse(data: bytes, type_: type[B], refused: Mapping[str, str]) -> tuple[B, tuple[str, ...]]:
-    """The typed body, and the names of fields it has that nothing reads.
-
-    `refused` are known fields that are not served, with the way out.
-    """
-    return convert(decode(data), type_, refused)
-
-
 def decode(data: bytes) -> Any:
     """JSON, or the error that says where it is none."""
     try:
@@ -250,7 +234,10 @@ def decode(data: bytes) -> Any:
 
 
 def convert(raw: Any, type_: type[B], refused: Mapping[str, str]) -> tuple[B, tuple[str, ...]]:
-    """`parse` of what is decoded already."""
+    """The typed body, and the names of fields it has that nothing reads.
+
+    `refused` are known fields that are not served, with the way out.
+    """
     if not isinstance(raw, dict):
         raise invalid("the body must be a JSON object", code="invalid_type")
     if len(raw) > MAX_FIELDS:

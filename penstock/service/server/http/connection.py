@@ -46,7 +46,7 @@ class Connection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self.transport.is_closing():
+        if self.is_gone:
             return
         if self._is_in_headers:
             self._num_header_bytes += len(data)
@@ -80,10 +80,14 @@ class Connection(HttpToolsProtocol):
         super().on_headers_complete()
 
     @property
+    def is_gone(self) -> bool:
+        return self.transport.is_closing()
+
+    @property
     def is_writable(self) -> bool:
         """What is written now does not wait behind much else, and its reader knows parts."""
         is_old = self.scope["http_version"] == "1.0"
-        return not self.flow.write_paused and not self.transport.is_closing() and not is_old
+        return not self.flow.write_paused and not self.is_gone and not is_old
 
     def write_part(self, data: bytes) -> None:
         """A part of a body of unknown length, headers sent: what `send` does, without its ceremony. An empty part would be the
@@ -96,7 +100,7 @@ class Connection(HttpToolsProtocol):
         self.transport.abort()
 
     def send_400_response(self, msg: str) -> None:
-        if not self.transport.is_closing():
+        if not self.is_gone:
             self._refuse(not_http("the request is not HTTP as we read it; mend it"))
 
     def _refuse(self, error: Refusal) -> None:

@@ -25,7 +25,8 @@ MAX_PEER = 320
 class ServerExchange:
     """Made when a request arrives, filled by the floors it passes: guard, front, pool, call."""
 
-    request_id: bytes = b""
+    name: str = ""
+    """As its client knows it: the answer's x-request-id."""
     start_s: float = 0.0
     """When its headers were there."""
     dialect: Any = None
@@ -46,10 +47,6 @@ class ServerExchange:
     timings: dict[str, float] = field(default_factory=dict)
     fault: Any = None
     """The error it was answered with."""
-
-    @property
-    def name(self) -> str:
-        return self.request_id.decode()
 
 
 def exchange_of(scope: Mapping[str, Any]) -> ServerExchange:
@@ -109,10 +106,10 @@ def relayed_by(stamp: RelayStamp, headers: Mapping[bytes, bytes]) -> Relayed:
     )
 
 
-def random_hex(num_bytes: int = 12) -> str:
+def random_hex() -> str:
     """Of ids: drawn by lot, or following from a router's key."""
     relayed = RELAYED.get()
-    return secrets.token_hex(num_bytes) if relayed is None else relayed.draw(num_bytes).hex()
+    return secrets.token_hex(12) if relayed is None else relayed.draw(12).hex()
 
 
 def random_seed() -> int:

@@ -96,6 +96,10 @@ def unsupported(param: str, way_out: str) -> ApiError:
     return invalid(f"{param} is not supported; {way_out}", param, "unsupported_parameter")
 
 
+def not_found(message: str, param: str | None = None, code: str = "not_found") -> ApiError:
+    return ApiError(ErrorKind.NOT_FOUND, message, param=param, code=code)
+
+
 def busy(
     message: str, retry_after_s: int, *, is_tenant: bool = False, code: str = "overloaded", headers: Headers = ()
 ) -> ApiError:
@@ -106,6 +110,10 @@ def busy(
     return ApiError(ErrorKind.UNAVAILABLE, message, code=code, headers=headers)
 
 
+def loading() -> ApiError:
+    return busy("the model is being loaded; try again in a moment", 1, code="model_loading")
+
+
 def shutting_down(headers: Headers = ()) -> ApiError:
     return busy(SHUTTING_DOWN, 1, code="shutting_down", headers=headers)
 
@@ -114,12 +122,12 @@ def failed() -> ApiError:
     return ApiError(ErrorKind.INTERNAL, "the server failed to answer; the fault is ours")
 
 
-def error_of(error: PenstockError, retry_after_s: int = 1) -> ApiError:
+def error_of(error: PenstockError) -> ApiError:
     """An error as the client receives it."""
     if isinstance(error, RequestError):
         return invalid(str(error), error.param, error.code)
     if isinstance(error, CapacityError):
-        return shutting_down() if str(error) == SHUTTING_DOWN else busy(str(error), retry_after_s)
+        return shutting_down() if str(error) == SHUTTING_DOWN else busy(str(error), 1)
     if isinstance(error, StoreError):
         return ApiError(ErrorKind.STORAGE, str(error), code="storage_unavailable")
     return failed()

@@ -26,7 +26,7 @@ from penstock.service.edge.stamp import TRUST_HEADER, RelayStamp, read_stamp
 from penstock.service.server.dialect import Dialect
 from penstock.service.server.http.answer import Json
 from penstock.service.server.http.exchange import KEY, ServerExchange, exchange_of, relayed_by
-from penstock.service.server.http.faults import ApiError, ErrorKind, error_of, failed, log_fault
+from penstock.service.server.http.faults import ApiError, ErrorKind, error_of, failed, log_fault, not_found
 from penstock.service.server.http.large import TENANT, BurstGate
 from penstock.service.server.websocket.session import SocketSession, refuse
 
@@ -72,7 +72,7 @@ class Guard:
         request_id = _request_id(headers)
         scope["app"] = self
         dialect = self._dialect_of(scope["path"], b"anthropic-version" in headers)
-        exchange = scope[KEY] = ServerExchange(request_id, start_s, dialect)
+        exchange = scope[KEY] = ServerExchange(request_id.decode(), start_s, dialect)
         extra = self.access.cors(headers)
         if scope.get("http_version") == "1.0":
             send = WholeBody(send)
@@ -100,15 +100,15 @@ class Guard:
         except ClientDisconnect:
             return  # it left while it was still sending
         except Exception as error:
-            fault = exchange.fault = _fault(error, request_id)
+            fault = exchange.fault = _fault(error, exchange.name)
             log_fault(fault, scope)
             if not status and scope["method"] == "OPTIONS" and fault.kind is ErrorKind.METHOD:
                 await Json(b"", 200, list(fault.headers))(scope, receive, report)
             elif not status:
-                code, body = dialect.error(fault, request_id.decode())
+                code, body = dialect.error(fault, exchange.name)
                 await Json(body, code, list(fault.headers))(scope, receive, report)
             elif is_stream:
-                await send({"type": "http.response.body", "body": dialect.error_event(fault, request_id.decode())})
+                await send({"type": "http.response.body", "body": dialect.error_event(fault, exchange.name)})
         finally:
             if exchange.leave is not None:
                 exchange.leave()
@@ -130,9 +130,9 @@ class Guard:
         try:
             self._check({**scope, "method": "POST"})
             if scope["path"] not in SOCKET_PATHS:
-                raise ApiError(ErrorKind.NOT_FOUND, "no WebSocket is served on this path; see /docs", code="not_found")
+                raise not_found("no WebSocket is served on this path; see /docs")
         except Exception as error:
-            fault = _fault(error, b"websocket")
+            fault = _fault(error, "websocket")
             status, body = self._dialect_of(scope["path"], False).error(fault, "")
             await refuse(scope, send, status, body, fault)
             return
@@ -190,7 +190,7 @@ def _let_go(exchange: ServerExchange) -> None:
         fault = fault.__cause__ or fault.__context__
 
 
-def _fault(error: Exception, request_id: bytes) -> ApiError:
+def _fault(error: Exception, name: str) -> ApiError:
     if isinstance(error, ApiError):
         return error
     if isinstance(error, Refusal):
@@ -200,7 +200,7 @@ def _fault(error: Exception, request_id: bytes) -> ApiError:
         return error_of(error)
     if isinstance(error, HTTPException):
         return _unrouted(error)
-    LOGGER.error("request %s failed", request_id.decode(), exc_info=error)
+    LOGGER.error("request %s failed", name, exc_info=error)
     return failed()
 
 

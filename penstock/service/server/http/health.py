@@ -7,7 +7,7 @@ from starlette.requests import Request
 from penstock.metrics.exposition import CONTENT_TYPE
 from penstock.service import kv_events
 from penstock.service.server.blocks import offer_of
-from penstock.service.server.front import Front
+from penstock.service.server.front import Front, front_of
 from penstock.service.server.http.answer import Json, Plain
 from penstock.service.server.http.exchange import exchange_of
 
@@ -19,8 +19,7 @@ async def live(request: Request) -> Json:
 
 async def ready(request: Request) -> Json:
     """A token has come through the whole path lately, or was made just now."""
-    front: Front = request.app.state.front
-    state = front.health
+    state = front_of(request).health
     is_ready = await state.is_ready()
     status = "ready" if is_ready else "draining" if state.is_draining else "silent" if state.is_silent else "not ready"
     return Json({"status": status}, 200 if is_ready else 503, [] if is_ready else [(b"retry-after", b"1")])
@@ -52,5 +51,4 @@ def _offer(front: Front, request: Request) -> list[tuple[bytes, bytes]]:
 
 
 async def version(request: Request) -> Json:
-    front: Front = request.app.state.front
-    return Json({"version": front.version})
+    return Json({"version": front_of(request).version})

@@ -1,10 +1,10 @@
 """What the server counts, from the deltas everyone sees: the numbers behind /metrics, timings and the trace."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
+from typing import Protocol
 
 from penstock.log import num_lost_lines
 from penstock.metrics.exposition import (
@@ -26,23 +26,18 @@ from penstock.runtime.engine.client import EngineClient, Facts, GrammarCounts, G
 from penstock.service.server.blocks import transfer_metrics
 from penstock.service.server.http.admission import Admission
 from penstock.service.server.http.call import Call
+from penstock.service.server.http.exchange import ServerExchange
 from penstock.service.server.http.record import TraceRecorder
 
 RECORDED_BLOCK = 16
 """Tokens that a name of a recording stands for while no engine says how large its blocks are."""
 
 
-class ChatSlo(NamedTuple):
-    """What goodput is counted by, as the dashboard's badge is."""
-
-    ttft_s: float
-    tpot_s: float
-
-
 BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 TAKEN = ("weights", "workspace", "KV cache")
 """Rows of the memory table that are in use from the start on."""
-CHAT_SLO = ChatSlo(0.5, 0.05)
+CHAT_TTFT_S, CHAT_TPOT_S = 0.5, 0.05
+"""What goodput is counted by, as the dashboard's badge is."""
 FINISHED_REASON = {Outcome.STOP: "stop", Outcome.LENGTH: "length", Outcome.CANCELLED: "abort"}
 
 GRAMMARS = (
@@ -75,6 +70,17 @@ class Watch:
         return None if self.prefix is None else self.prefix.admitted_s
 
 
+class CallObserver(Protocol):
+    """Told of calls that run on connections, and of every step: the pages that show them."""
+
+    def enter(self, call: Call, exchange: ServerExchange) -> None: ...
+
+    def observe(self, step: StepReport) -> None:
+        """Before whoever waits for its tokens."""
+
+    def leave(self, call: Call, watches: Iterable[Watch], now: float) -> None: ...
+
+
 class Meters:
     """Names that begin with `vllm:` are those existing dashboards and autoscalers look for; ours begin with `penstock_`."""
 
@@ -83,6 +89,7 @@ class Meters:
         self.recorder: TraceRecorder | None = None
         self.watch_prefix: Callable[[Request, int], None] | None = None
         """Told of every prompt that begins, and how much of it the cache gave."""
+        self.observers: list[CallObserver] = []
         self._client = client
         self._admission = admission
         self._open: dict[int, Watch] = {}
@@ -124,14 +131,20 @@ class Meters:
 
     # Calls come and go
 
-    def enter(self, call: Call) -> None:
+    def enter(self, call: Call, exchange: ServerExchange | None = None) -> None:
+        """`exchange` is of a call that runs on a connection."""
         for request in call.requests:
             timeline = Timeline(call.arrival_s, len(request.prompt), request.params.n)
             self._open[request.request_id] = Watch(call, request, timeline)
+        if exchange is not None:
+            for observer in self.observers:
+                observer.enter(call, exchange)
 
     def leave(self, call: Call) -> None:
         """Requests that have not ended were given up by their client."""
         now = time.monotonic()
+        for observer in self.observers:
+            observer.leave(call, self.watches(call), now)
         for request in call.requests:
             watch = self._open.pop(request.request_id, None)
             if watch is not None and not watch.timeline.is_over:
@@ -174,6 +187,8 @@ class Meters:
             self.batch_sizes.add(len(step.deltas))
             self.last_token_s = now
             self.output_tokens.add(num_tokens)
+        for observer in self.observers:
+            observer.observe(step)
 
     def _learn_step(self, step: StepReport) -> None:
         """A step that followed another at once took from that one's end to its own. What is computed beside it of prompts is
@@ -246,7 +261,7 @@ class Meters:
                 self.decode.add(now - timeline.first_token_s)
             if timeline.tpot_s is not None:
                 self.tpot.add(timeline.tpot_s)
-            if (timeline.ttft_s or 0.0) <= CHAT_SLO.ttft_s and (timeline.tpot_s or 0.0) <= CHAT_SLO.tpot_s:
+            if (timeline.ttft_s or 0.0) <= CHAT_TTFT_S and (timeline.tpot_s or 0.0) <= CHAT_TPOT_S:
                 self.good.add()
         if self.recorder is not None:
             facts, request = self._client.facts, watch.request

@@ -29,10 +29,6 @@ def event(value: object) -> bytes:
     return b"data: " + quoted(value) + END
 
 
-def progress_comment(progress: dict[str, object]) -> bytes:
-    return comment(", ".join(f"{name} {value}" for name, value in progress.items()))
-
-
 def comment(text: str) -> bytes:
     return f": {text}\n\n".encode()
 

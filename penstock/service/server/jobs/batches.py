@@ -10,7 +10,7 @@ from starlette.requests import Request
 from penstock.service.edge.paging import page_of
 from penstock.service.server.front import body_of, caller_of, tenant_of
 from penstock.service.server.http.answer import Json
-from penstock.service.server.http.faults import ApiError, ErrorKind, invalid
+from penstock.service.server.http.faults import ApiError, ErrorKind, invalid, not_found
 from penstock.service.server.jobs.endpoints import ENDPOINTS
 from penstock.service.server.jobs.files import file_row
 from penstock.service.server.jobs.lines import batch_bound
@@ -42,9 +42,8 @@ async def create_batch(request: Request) -> Json:
         "expires_at": now + WINDOW_S,
         "output_expires_s": None if expiry is None else expiry.seconds,
     }
-    row = BatchRow(
-        jobs.new_id("batch_"), tenant, "validating", now, file.id, body.endpoint, 0, 0, 0, 0, 0, 0, 0, _text(value)
-    )
+    text = msgspec.json.encode(value).decode()
+    row = BatchRow(jobs.new_id("batch_"), tenant, "validating", now, file.id, body.endpoint, 0, 0, 0, 0, 0, 0, 0, text)
     if caller.most is not None:
         path = jobs.storage.blobs.path(file.id)
         max_context = jobs.responses.front.models.longest_context
@@ -79,7 +78,7 @@ async def _row(request: Request) -> BatchRow:
     batch_id = request.path_params["id"]
     row = await reading(jobs.storage.database, tables.batch_of, batch_id, tenant_of(request))
     if row is None:
-        raise ApiError(ErrorKind.NOT_FOUND, f"there is no batch {batch_id[:80]!r}", param="batch_id", code="not_found")
+        raise not_found(f"there is no batch {batch_id[:80]!r}", "batch_id")
     return row
 
 
@@ -111,7 +110,3 @@ def batch_value(row: BatchRow) -> dict[str, Any]:
         },
         "metadata": kept["metadata"],
     }
-
-
-def _text(value: dict[str, Any]) -> str:
-    return msgspec.json.encode(value).decode()

@@ -59,7 +59,10 @@ class Bills:
     async def payer(self, job: str, tenant: str) -> Caller:
         """Who asked for a job that an earlier run accepted."""
         row = await reading(self.database, tables.account_of, job)
-        return Caller(tenant=tenant) if row is None else caller_of_account(row, tenant)
+        if row is None:
+            return Caller(tenant=tenant)
+        most = TokenBound(row.num_prompt, row.num_output) if row.is_bounded else None
+        return Caller(tenant=tenant, most=most, account=row.account)
 
     def _write(self, work: Work[None]) -> None:
         try:
@@ -75,12 +78,8 @@ def _written(done: "Future[None]") -> None:
 
 def account_row(job: str, caller: Caller) -> AccountRow:
     most = caller.most or TokenBound(0, 0)
-    return AccountRow(job, owner_of(caller.tenant), caller.account, int(caller.most is not None), *most)
-
-
-def caller_of_account(row: AccountRow, tenant: str) -> Caller:
-    most = TokenBound(row.num_prompt, row.num_output) if row.is_bounded else None
-    return Caller(tenant=tenant, most=most, account=row.account)
+    owner = caller.tenant.partition("/")[0]  # the key that its requests come with: tenants of a gateway share one
+    return AccountRow(job, owner, caller.account, int(caller.most is not None), *most)
 
 
 def bill_of(
@@ -94,11 +93,6 @@ def last_bill(transaction: Transaction, job: str) -> None:
     row = tables.account_of(transaction, job)
     if row is not None:
         tables.add_bill(transaction, bill_of(row, f"{job}.last", "", 0, 0, 0, is_last=True), job)
-
-
-def owner_of(tenant: str) -> str:
-    """The key that a tenant's requests come with: tenants of a gateway share one."""
-    return tenant.partition("/")[0]
 
 
 async def list_bills(request: Request) -> Json:

@@ -1,11 +1,12 @@
 """What a batch may ask: the routes whose requests can be answered later, one row each."""
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
 
-from penstock.service.server.front import Prepared
+from penstock.service.server.front import Front, Prepared
 from penstock.service.server.generation import Caller
 from penstock.service.server.http.body import convert
 from penstock.service.server.openai import protocol as openai
@@ -24,6 +25,7 @@ class LineAnswer(NamedTuple):
     usage: LineUsage
 
 
+Preparing = Callable[[Front, ServedModel, Caller, Any], Awaitable[Prepared]]
 Answering = Callable[[Responses, ServedModel, Caller, Any], Awaitable[LineAnswer]]
 
 
@@ -33,12 +35,10 @@ class JobEndpoint(NamedTuple):
     refused: dict[str, str]
 
 
-async def _chat(service: Responses, model: ServedModel, caller: Caller, body: Any) -> LineAnswer:
-    return await _collected(await prepare_chat(service.front, model, caller, body))
-
-
-async def _text(service: Responses, model: ServedModel, caller: Caller, body: Any) -> LineAnswer:
-    return await _collected(await prepare_text(service.front, model, caller, body))
+async def _generated(
+    prepare: Preparing, service: Responses, model: ServedModel, caller: Caller, body: Any
+) -> LineAnswer:
+    return await _collected(await prepare(service.front, model, caller, body))
 
 
 async def _embeddings(service: Responses, model: ServedModel, caller: Caller, body: Any) -> LineAnswer:
@@ -59,8 +59,8 @@ async def _collected(prepared: Prepared) -> LineAnswer:
 
 
 ENDPOINTS: dict[str, JobEndpoint] = {
-    "/v1/chat/completions": JobEndpoint(openai.ChatBody, _chat, openai.REFUSED),
-    "/v1/completions": JobEndpoint(openai.CompletionBody, _text, openai.REFUSED),
+    "/v1/chat/completions": JobEndpoint(openai.ChatBody, partial(_generated, prepare_chat), openai.REFUSED),
+    "/v1/completions": JobEndpoint(openai.CompletionBody, partial(_generated, prepare_text), openai.REFUSED),
     "/v1/embeddings": JobEndpoint(openai.EmbeddingBody, _embeddings, openai.REFUSED),
     "/v1/responses": JobEndpoint(responses.ResponseBody, _response, responses.REFUSED),
 }

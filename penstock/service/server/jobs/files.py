@@ -13,7 +13,7 @@ from penstock.service.edge.paging import page_of
 from penstock.service.server.front import tenant_of
 from penstock.service.server.http.answer import Json, Parts
 from penstock.service.server.http.body import BoundedRequest
-from penstock.service.server.http.faults import ApiError, ErrorKind, invalid
+from penstock.service.server.http.faults import ApiError, ErrorKind, invalid, not_found
 from penstock.service.server.jobs.service import Jobs
 from penstock.service.store import jobs as tables
 from penstock.service.store.database import reading, writing
@@ -116,7 +116,7 @@ async def delete_file(request: Request) -> Json:
 async def file_row(jobs: Jobs, file_id: str, tenant: str) -> FileRow:
     row = await reading(jobs.storage.database, tables.file_of, file_id, tenant)
     if row is None:
-        raise ApiError(ErrorKind.NOT_FOUND, f"there is no file {file_id[:80]!r}", param="file_id", code="not_found")
+        raise not_found(f"there is no file {file_id[:80]!r}", "file_id")
     return row
 
 

@@ -10,7 +10,7 @@ import msgspec
 from penstock.service.marks import TokenBound
 from penstock.service.server.http.faults import ApiError
 from penstock.service.server.jobs.endpoints import ENDPOINTS, checked_body
-from penstock.service.server.openai.dialect import error_value
+from penstock.service.server.openai.dialect import DIALECT
 from penstock.service.server.reading import UNBOUNDED
 from penstock.service.server.reading import read_line as reading_of_line
 
@@ -129,12 +129,13 @@ def answer_line(custom_id: str, status: int, body: Any, request_id: str) -> byte
 
 
 def failed_line(custom_id: str, error: ApiError, request_id: str) -> bytes:
-    return answer_line(custom_id, error.status, error_value(error), request_id)
+    return answer_line(custom_id, error.status, DIALECT.error_value(error), request_id)
 
 
-def unanswered_line(custom_id: str, code: str, message: str) -> bytes:
+def expired_line(custom_id: str) -> bytes:
     """A request that was never answered."""
-    return _line(custom_id, error={"code": code, "message": message})
+    message = "the batch expired before this request was answered"
+    return _line(custom_id, error={"code": "batch_expired", "message": message})
 
 
 def _line(custom_id: str, response: dict[str, Any] | None = None, error: dict[str, str] | None = None) -> bytes:

@@ -31,11 +31,11 @@ from penstock.service.server.jobs.lines import (
     BatchLine,
     answer_line,
     check_lines,
+    expired_line,
     failed_line,
     line_bound,
     lines_of,
     read_line,
-    unanswered_line,
 )
 from penstock.service.server.jobs.service import Jobs
 from penstock.service.server.responses.routes import Responses
@@ -249,7 +249,7 @@ class BatchRunner:
         if outcome == "completed":
             await self._set(row.id, "finalizing", {"finalizing_at": int(time.time())})
         elif outcome == "expired":
-            await self._give_up_rest(row, "batch_expired", "the batch expired before this request was answered")
+            await self._give_up_rest(row)
         files = await asyncio.to_thread(self._write_files, row)
         now = int(time.time())
         fields = {f"{kind}_file_id": file.id for kind, file in files.items()} | {f"{outcome}_at": now}
@@ -263,11 +263,11 @@ class BatchRunner:
 
         await self._write(work)
 
-    async def _give_up_rest(self, row: BatchRow, code: str, message: str) -> None:
+    async def _give_up_rest(self, row: BatchRow) -> None:
         answered = await self._read(tables.answered_lines, row.id)
         for number, data in self._lines(row):
             if number not in answered:
-                answer = unanswered_line(read_line(number, data).custom_id, code, message)
+                answer = expired_line(read_line(number, data).custom_id)
                 keep = partial(tables.add_line, is_error=True)
                 await self._write(keep, row.id, number, answer, LineUsage())
 

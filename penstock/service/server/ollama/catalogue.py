@@ -3,15 +3,14 @@
 import hashlib
 import math
 import time
-from datetime import UTC, datetime
 from typing import Any
 
 from starlette.requests import Request
 
-from penstock.service.server.front import Front, body_of
+from penstock.service.server.front import body_of, front_of
 from penstock.service.server.http.answer import Json, Plain
 from penstock.service.server.http.faults import invalid
-from penstock.service.server.ollama.dialect import line_of
+from penstock.service.server.ollama.dialect import line_of, stamp_of
 from penstock.service.server.ollama.protocol import NameBody
 from penstock.service.server.pool.resident import Residency
 from penstock.service.server.served import ServedModel
@@ -26,13 +25,11 @@ async def version(request: Request) -> Json:
 
 
 async def tags(request: Request) -> Json:
-    front: Front = request.app.state.front
-    return Json({"models": [_entry(model) for model in front.models.known]})
+    return Json({"models": [_entry(model) for model in front_of(request).models.known]})
 
 
 async def processes(request: Request) -> Json:
-    front: Front = request.app.state.front
-    loaded = [model for model in front.models.known if model.state is Residency.READY]
+    loaded = [model for model in front_of(request).models.known if model.state is Residency.READY]
     return Json({"models": [_process(model) for model in loaded]})
 
 
@@ -43,17 +40,21 @@ async def show(request: Request) -> Json:
     return Json(
         {
             "modelfile": f"FROM {model.name}\n",
-            "parameters": f"num_ctx {model.max_context}",
+            "parameters": f"num_ctx {model.known.max_context}",
             "template": card.template,
             "details": _details(model),
             "model_info": {
                 "general.architecture": architecture,
                 "general.parameter_count": card.num_parameters,
-                f"{architecture}.context_length": model.max_context,
-                **({f"{architecture}.embedding_length": model.embedding_size} if model.embedding_size else {}),
+                f"{architecture}.context_length": model.known.max_context,
+                **(
+                    {f"{architecture}.embedding_length": model.known.embedding_size}
+                    if model.known.embedding_size
+                    else {}
+                ),
             },
             "capabilities": capabilities(model),
-            "modified_at": _time(model.created),
+            "modified_at": stamp_of(model.created),
         }
     )
 
@@ -79,9 +80,7 @@ async def delete(request: Request) -> Json:
 
 
 def capabilities(model: ServedModel) -> list[str]:
-    found = ["completion"] if model.can_generate else []
-    if model.embedding_size:
-        found.append("embedding")
+    found = model.capabilities
     if "tools" in model.card.template:  # it describes them to the model itself; all others are told in words
         found.append("tools")
     if model.card.has_reasoning:
@@ -94,15 +93,14 @@ async def _named(request: Request) -> tuple[NameBody, ServedModel]:
     name = body.model or body.name
     if not name:
         raise invalid("model is missing; send it", "model", "missing_required_parameter")
-    front: Front = request.app.state.front
-    return body, front.models.find(name)
+    return body, front_of(request).models.find(name)
 
 
 def _entry(model: ServedModel) -> dict[str, Any]:
     return {
         "name": model.name,
         "model": model.name,
-        "modified_at": _time(model.created),
+        "modified_at": stamp_of(model.created),
         "size": model.card.size_bytes,
         "digest": _digest(model),
         "details": _details(model),
@@ -118,7 +116,7 @@ def _process(model: ServedModel) -> dict[str, Any]:
     return _entry(model) | {
         "size": size,
         "size_vram": size if facts.device != "cpu" else 0,
-        "expires_at": FOREVER if math.isinf(expires_s) else _time(time.time() + expires_s - time.monotonic()),
+        "expires_at": FOREVER if math.isinf(expires_s) else stamp_of(time.time() + expires_s - time.monotonic()),
         "context_length": facts.max_context,
     }
 
@@ -142,7 +140,3 @@ def _parameters(count: int) -> str:
 def _digest(model: ServedModel) -> str:
     """A name for what is served; the weights themselves are not read for it."""
     return hashlib.sha256(model.name.encode()).hexdigest()
-
-
-def _time(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")

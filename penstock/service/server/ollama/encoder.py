@@ -1,7 +1,7 @@
 """A call as Ollama words it: lines of JSON, the last of which says that it is done and how long each part took."""
 
+import time
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 from penstock.runtime.text.stream.segments import (
@@ -14,14 +14,14 @@ from penstock.runtime.text.stream.segments import (
     reasoning_of,
 )
 from penstock.runtime.text.tokenizer.tokenizer import Tokenizer
+from penstock.service.server.dialect import AnswerEncoder
 from penstock.service.server.http.call import LENGTH, Call, Piece
-from penstock.service.server.http.faults import ApiError
-from penstock.service.server.ollama.dialect import DIALECT, line_of
+from penstock.service.server.ollama.dialect import DIALECT, line_of, stamp_of
 from penstock.service.server.openai.logprobs import chat_entries
 from penstock.service.server.usage import usage_of, what_is_forgotten
 
 
-class OllamaEncoder:
+class OllamaEncoder(AnswerEncoder):
     """`is_chat`: words come in a `message`; otherwise in `response`, with the tokens of it all at the end."""
 
     dialect = DIALECT
@@ -36,17 +36,11 @@ class OllamaEncoder:
         """Names, and what has come of the arguments."""
         self._finish_reason: str | None = None
 
-    def opening(self, call: Call) -> bytes:
-        return b""
-
     def reporting(self, pieces: Sequence[Piece]) -> bytes:
         return b"".join(map(self._line, pieces))
 
     def closing(self, call: Call, timings: dict[str, float] | None) -> bytes:
         return line_of(self._head() | self._words((), ()) | self._end(call, timings))
-
-    def failing(self, error: ApiError) -> bytes:
-        return DIALECT.error_event(error, "")
 
     def keep(self, pieces: Sequence[Piece]) -> None:
         self._kept.extend(pieces)
@@ -61,7 +55,7 @@ class OllamaEncoder:
         return value
 
     def _head(self) -> dict[str, Any]:
-        return {"model": self._model, "created_at": datetime.now(UTC).isoformat().replace("+00:00", "Z")}
+        return {"model": self._model, "created_at": stamp_of(time.time())}
 
     def _line(self, piece: Piece) -> bytes:
         if piece.finish_reason is not None:

@@ -5,10 +5,11 @@ from typing import Any
 
 from starlette.requests import Request
 
-from penstock.service.server.front import Begun, Counted, Front, Prepared
+from penstock.service.server.front import Begun, Counted, Front, Prepared, front_of
 from penstock.service.server.generation import Delivery, Generation, Texts
 from penstock.service.server.http.answer import Json
 from penstock.service.server.http.faults import ApiError, ErrorKind, invalid
+from penstock.service.server.ollama.dialect import stamp_of
 from penstock.service.server.ollama.encoder import OllamaEncoder
 from penstock.service.server.ollama.protocol import (
     REFUSED,
@@ -99,13 +100,12 @@ def _nothing_asked(front: Front, request: Request, begun: "Begun[Any]", words: d
         raise ApiError(ErrorKind.PERMISSION, "several keys use this model: it is unloaded with an --admin-key, or idle")
     if reason == "unload" and front.pool is not None and resident is not None:
         front.pool.expire(resident)
-    head = {"model": body.model, "created_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+    head = {"model": body.model, "created_at": stamp_of(time.time())}
     return Json(head | words | {"done": True, "done_reason": reason})
 
 
 async def embed(request: Request) -> Json:
-    front: Front = request.app.state.front
-    begun = await front.begin(request, EmbedBody, REFUSED, _kept)
+    begun = await front_of(request).begin(request, EmbedBody, REFUSED, _kept)
     start_s, body, model = time.monotonic(), begun.body, begun.model
     if not body.input:
         return Json({"model": body.model, "embeddings": []})
@@ -125,8 +125,7 @@ async def embed(request: Request) -> Json:
 
 
 async def embed_legacy(request: Request) -> Json:
-    front: Front = request.app.state.front
-    begun = await front.begin(request, LegacyEmbedBody, REFUSED, _kept)
+    begun = await front_of(request).begin(request, LegacyEmbedBody, REFUSED, _kept)
     prompts = await prompts_of(begun.model, begun.body.prompt, "prompt")
     (vector,) = await embedded(begun.model, begun.caller, prompts, "prompt")
     return Json({"embedding": list(vector)})

@@ -14,18 +14,17 @@ from penstock.runtime.text.stream.segments import (
     joined,
     reasoning_of,
 )
-from penstock.service.server.dialect import Dialect
+from penstock.service.server.dialect import AnswerEncoder
 from penstock.service.server.front import Counted, Front, Prepared
 from penstock.service.server.generation import Caller
 from penstock.service.server.http import sse
 from penstock.service.server.http.call import Call, Piece
 from penstock.service.server.http.exchange import random_hex, unix_time
-from penstock.service.server.http.faults import ApiError
 from penstock.service.server.openai.calls import FUNCTION_WORDS, TOOL_WORDS
 from penstock.service.server.openai.dialect import DIALECT
 from penstock.service.server.openai.logprobs import chat_entries
 from penstock.service.server.openai.protocol import REFUSED, ChatBody, Sampling
-from penstock.service.server.openai.request import chat_generation, check_strictly, delivery_of
+from penstock.service.server.openai.request import chat_generation, check_strictly
 from penstock.service.server.prepare import prepare
 from penstock.service.server.served import ServedModel
 from penstock.service.server.usage import usage_of, what_is_forgotten
@@ -33,7 +32,7 @@ from penstock.service.server.usage import usage_of, what_is_forgotten
 
 async def complete_chat(request: Request) -> Counted:
     front: Front = request.app.state.front
-    begun = await front.begin(request, ChatBody, REFUSED, delivery_of)
+    begun = await front.begin(request, ChatBody, REFUSED)
     return Counted(front, await prepare_chat(front, begun.model, begun.caller, begun.body), begun)
 
 
@@ -46,15 +45,15 @@ async def prepare_chat(front: Front, model: ServedModel, caller: Caller, body: C
     return Prepared(model, call, encoder)
 
 
-class ChoicesEncoder:
+class ChoicesEncoder(AnswerEncoder):
     """An answer of choices. `kind` is the object's name, `chunk` what its chunks say beside the head."""
 
-    dialect: Dialect = DIALECT
+    dialect = DIALECT
 
     def __init__(
         self, front: Front, model: ServedModel, body: Sampling, prefix: str, kind: str, chunk: dict[str, Any]
     ) -> None:
-        self._tokenizer = model.tokenizer
+        self._model = model
         self._num_choices = body.n or 1
         self._has_usage = bool(body.stream_options and body.stream_options.include_usage)
         self._reports_ids = bool(body.return_token_ids)
@@ -66,19 +65,30 @@ class ChoicesEncoder:
             "system_fingerprint": front.fingerprint,
         }
         self._chunk = chunk
+        self._tail: dict[str, Any] = {}
+        """What a whole answer ends with."""
+        self._kept: list[list[Piece]] = [[] for _ in range(self._num_choices)]
         self._end = b"}]" + (b',"usage":null' if self._has_usage else b"") + b"}\n\n"
 
     @cached_property
     def _begin(self) -> bytes:
         return b"data: " + sse.quoted(self._head | self._chunk)[:-1] + b',"choices":'
 
+    def keep(self, pieces: Sequence[Piece]) -> None:
+        for piece in pieces:
+            self._kept[piece.choice].append(piece)
+
+    def whole(self, call: Call, timings: dict[str, float] | None) -> dict[str, Any]:
+        choices = [self._choice(index, kept) for index, kept in enumerate(self._kept)]
+        return self._head | {"choices": choices, "usage": self._usage(call, timings)} | self._tail
+
+    def _choice(self, index: int, kept: list[Piece]) -> dict[str, Any]:
+        raise NotImplementedError
+
     def closing(self, call: Call, timings: dict[str, float] | None) -> bytes:
         if not self._has_usage:
             return sse.DONE
         return self._begin + b'[],"usage":' + sse.quoted(self._usage(call, timings)) + b"}\n\n" + sse.DONE
-
-    def failing(self, error: ApiError) -> bytes:
-        return DIALECT.error_event(error, "")
 
     def _usage(self, call: Call, timings: dict[str, float] | None) -> dict[str, Any]:
         """With the times of the call, and why its prompt was not found in the cache, if they were asked for."""
@@ -116,12 +126,12 @@ class ChatEncoder(ChoicesEncoder):
 
     def __init__(self, front: Front, model: ServedModel, body: ChatBody, num_top: int | None) -> None:
         tier = "flex" if body.service_tier == "flex" else "default"
-        self._tier = {"service_tier": tier} if body.service_tier else {}
-        chunk = {"object": "chat.completion.chunk"} | self._tier
+        tail = {"service_tier": tier} if body.service_tier else {}
+        chunk = {"object": "chat.completion.chunk"} | tail
         super().__init__(front, model, body, "chatcmpl", "chat.completion", chunk)
+        self._tail = tail
         self._num_top = num_top
         self._calls = FUNCTION_WORDS if body.functions else TOOL_WORDS
-        self._kept: list[list[Piece]] = [[] for _ in range(self._num_choices)]
         self._plain_end = b'},"logprobs":null,"finish_reason":null' + self._end
 
     @cached_property
@@ -145,14 +155,6 @@ class ChatEncoder(ChoicesEncoder):
             ):
                 return self._starts[piece.choice] + sse.quoted(segments[0].text) + self._plain_end
         return b"".join(map(self._report, pieces))
-
-    def keep(self, pieces: Sequence[Piece]) -> None:
-        for piece in pieces:
-            self._kept[piece.choice].append(piece)
-
-    def whole(self, call: Call, timings: dict[str, float] | None) -> dict[str, Any]:
-        choices = [self._choice(index, kept) for index, kept in enumerate(self._kept)]
-        return self._head | {"choices": choices, "usage": self._usage(call, timings)} | self._tier
 
     def _choice(self, index: int, kept: list[Piece]) -> dict[str, Any]:
         segments = joined([segment for piece in kept for segment in piece.segments])
@@ -209,7 +211,7 @@ class ChatEncoder(ChoicesEncoder):
         return self._begin + choice + self._end
 
     def _entries(self, piece: Piece) -> list[dict[str, Any]]:
-        return chat_entries(self._tokenizer, piece.logprobs, self._num_top or 0, has_ids=self._reports_ids)
+        return chat_entries(self._model.tokenizer, piece.logprobs, self._num_top or 0, has_ids=self._reports_ids)
 
 
 def _words(segments: Sequence[Segment]) -> dict[str, Any]:

@@ -15,14 +15,14 @@ from penstock.service.server.http.faults import invalid, unsupported
 from penstock.service.server.openai.chat import ChoicesEncoder
 from penstock.service.server.openai.logprobs import CompletionLogprobs
 from penstock.service.server.openai.protocol import REFUSED, CompletionBody
-from penstock.service.server.openai.request import check_strictly, delivery_of, output_form, sampling_options
+from penstock.service.server.openai.request import check_strictly, output_form, sampling_options
 from penstock.service.server.prepare import prepare
 from penstock.service.server.served import ServedModel
 
 
 async def complete_text(request: Request) -> Counted:
     front: Front = request.app.state.front
-    begun = await front.begin(request, CompletionBody, REFUSED, delivery_of)
+    begun = await front.begin(request, CompletionBody, REFUSED)
     return Counted(front, await prepare_text(front, begun.model, begun.caller, begun.body), begun)
 
 
@@ -76,10 +76,9 @@ class CompletionEncoder(ChoicesEncoder):
         self._echoes = bool(body.echo)
         self._num_top = body.logprobs
         self._reports_prompt_logprobs = body.prompt_logprobs is not None
-        count = len(prompts) * self._num_choices
-        self._kept: list[list[Piece]] = [[] for _ in range(count)]
+        self._kept = [[] for _ in range(len(prompts) * self._num_choices)]
         self._columns = [
-            CompletionLogprobs(self._tokenizer, self._num_top or 0, has_ids=self._reports_ids) for _ in range(count)
+            CompletionLogprobs(self._model.tokenizer, self._num_top or 0, has_ids=self._reports_ids) for _ in self._kept
         ]
         self._prompt_logprobs: list[list[Logprob]] = [[] for _ in prompts]
         self._plain_end = b',"logprobs":null,"finish_reason":null' + self._end
@@ -106,13 +105,9 @@ class CompletionEncoder(ChoicesEncoder):
         return b"".join(map(self._report, pieces))
 
     def keep(self, pieces: Sequence[Piece]) -> None:
-        for piece in pieces if self._shows_answer else map(_hidden, pieces):
-            self._kept[piece.choice].append(piece)
+        super().keep(pieces if self._shows_answer else [_hidden(piece) for piece in pieces])
+        for piece in pieces:
             self._take_prompt_logprobs(piece)
-
-    def whole(self, call: Call, timings: dict[str, float] | None) -> dict[str, Any]:
-        choices = [self._choice(index, kept) for index, kept in enumerate(self._kept)]
-        return self._head | {"choices": choices, "usage": self._usage(call, timings)}
 
     def _usage(self, call: Call, timings: dict[str, float] | None) -> dict[str, Any]:
         reported = super()._usage(call, timings)
@@ -169,7 +164,7 @@ class CompletionEncoder(ChoicesEncoder):
         return self._starts[index] + body + self._end
 
     def _prompt_text(self, index: int) -> str:
-        return self._tokenizer.decode(self._prompts[index // self._num_choices], skip_special=False)
+        return self._model.tokenizer.decode(self._prompts[index // self._num_choices], skip_special=False)
 
     def _take_prompt_logprobs(self, piece: Piece) -> None:
         if piece.prompt_logprobs and piece.choice % self._num_choices == 0:

@@ -9,7 +9,7 @@ from starlette.requests import Request
 
 from penstock.runtime.engine.client import Vector
 from penstock.service.marks import TokenCount
-from penstock.service.server.front import Front
+from penstock.service.server.front import front_of
 from penstock.service.server.generation import Caller
 from penstock.service.server.http.answer import Json
 from penstock.service.server.http.exchange import RELAYED, random_hex
@@ -21,8 +21,7 @@ from penstock.service.server.usage import check_bound
 
 
 async def embed(request: Request) -> Json:
-    front: Front = request.app.state.front
-    begun = await front.begin(request, EmbeddingBody, REFUSED)
+    begun = await front_of(request).begin(request, EmbeddingBody, REFUSED)
     return Json(await embed_body(begun.model, begun.caller, begun.body), headers=begun.headers)
 
 
@@ -39,8 +38,7 @@ async def embed_body(model: ServedModel, caller: Caller, body: EmbeddingBody) ->
 
 async def rerank(request: Request) -> Json:
     """Nearest first, by the cosine of the angle between vectors."""
-    front: Front = request.app.state.front
-    begun = await front.begin(request, RerankBody, REFUSED)
+    begun = await front_of(request).begin(request, RerankBody, REFUSED)
     body, model = begun.body, begun.model
     check_embeds(model)
     texts = [_document(document, number) for number, document in enumerate(body.documents)]

@@ -7,8 +7,9 @@ from starlette.requests import Request
 from penstock.service.server.anthropic.routes import anthropic_model, anthropic_models
 from penstock.service.server.front import Front
 from penstock.service.server.http.answer import Json
-from penstock.service.server.pool.resident import Residency, Resident
-from penstock.service.server.served import AdaptedModel, ServedModel, loading
+from penstock.service.server.http.faults import loading
+from penstock.service.server.pool.resident import Residency
+from penstock.service.server.served import AdaptedModel, ServedModel
 
 STATUS = {
     Residency.COLD: "unloaded",
@@ -17,6 +18,7 @@ STATUS = {
     Residency.UNLOADING: "unloading",
     Residency.FAILED: "failed",
 }
+"""Where a model stands, in the words that llama.cpp's router has for it where it has one."""
 
 
 async def list_models(request: Request) -> Json:
@@ -44,11 +46,8 @@ def model_value(model: ServedModel) -> dict[str, Any]:
         "object": "model",
         "created": model.created,
         "owned_by": "penstock",
-        "max_model_len": model.max_context or None,
-        "capabilities": [
-            *(["completion"] if model.can_generate else []),
-            *(["embedding"] if model.embedding_size else []),
-        ],
+        "max_model_len": model.known.max_context or None,
+        "capabilities": model.capabilities,
     }
     if isinstance(model, AdaptedModel):
         counts = model.base.client.adapters
@@ -56,13 +55,6 @@ def model_value(model: ServedModel) -> dict[str, Any]:
         value |= {"parent": model.base.name, "root": model.adapter}
         value["status"] = {"value": STATUS[Residency.READY if is_loaded else Residency.COLD]}
     if model.resident is not None:
-        value["status"] = status_value(model.resident)
+        is_failed = model.state is Residency.FAILED
+        value["status"] = {"value": STATUS[model.state]} | ({"reason": model.resident.reason} if is_failed else {})
     return value
-
-
-def status_value(resident: Resident) -> dict[str, Any]:
-    """Where one of several models stands, in the word that llama.cpp's router has for it where it has one."""
-    status: dict[str, Any] = {"value": STATUS[resident.state]}
-    if resident.state is Residency.FAILED:
-        status["reason"] = resident.reason
-    return status

@@ -13,7 +13,6 @@ from penstock.service.server.generation import (
     CachePin,
     Chat,
     ChatMessage,
-    Delivery,
     FormKind,
     Generation,
     OutputForm,
@@ -103,17 +102,9 @@ def chat_generation(body: ChatBody) -> Generation:
         is_flex=body.service_tier == "flex",
         deadline_ms=body.deadline_ms,
         kept_prompt_tokens=body.truncate_prompt_tokens,
-        prediction=prediction_of(body),
+        prediction="" if body.prediction is None else _text(body.prediction.content, "prediction.content"),
         speculate=body.speculate,
         param="messages",
-    )
-
-
-def delivery_of(body: Sampling) -> Delivery:
-    return Delivery(
-        is_stream=bool(body.stream),
-        reports_progress=bool(body.stream_options and body.stream_options.include_progress),
-        reports_timings=bool(body.return_timings),
     )
 
 
@@ -155,13 +146,6 @@ def _beams(body: Sampling) -> Beams | None:
     return Beams(width, 1.0 if body.length_penalty is None else body.length_penalty)
 
 
-def prediction_of(body: ChatBody) -> str:
-    content = "" if body.prediction is None else body.prediction.content
-    if isinstance(content, list):
-        content = "".join(_words(part, "prediction.content", place) for place, part in enumerate(content))
-    return content
-
-
 def messages_of(messages: list[Message]) -> tuple[ChatMessage, ...]:
     read: list[ChatMessage] = []
     called: dict[str, str] = {}
@@ -190,9 +174,7 @@ def _function_key(name: str) -> str:
 def _message(message: Message, number: int) -> ChatMessage:
     """Parts that are not text are refused: nothing of them would reach the model."""
     where = f"messages[{number}].content"
-    content = message.content
-    if isinstance(content, list):
-        content = "".join(_words(part, where, place) for place, part in enumerate(content))
+    content = None if message.content is None else _text(message.content, where)
     if content is None and message.role != "assistant":
         raise invalid(f"messages[{number}] has no content; send some text", where)
     calls = tuple(
@@ -210,6 +192,12 @@ def _message(message: Message, number: int) -> ChatMessage:
         tool_call_id=message.tool_call_id or "",
         name=message.name or "",
     )
+
+
+def _text(content: str | list[ContentPart], where: str) -> str:
+    if isinstance(content, str):
+        return content
+    return "".join(_words(part, where, place) for place, part in enumerate(content))
 
 
 def _words(part: ContentPart, where: str, place: int) -> str:
@@ -294,11 +282,10 @@ def response_form(given: dict[str, Any]) -> OutputForm:
         schema = given.get("schema")
         return OutputForm("json") if schema is None else OutputForm("schema", schema)
     if kind == "json_schema":
-        described = given.get("json_schema")
-        schema = described.get("schema") if isinstance(described, dict) else None
-        if not isinstance(described, dict) or not isinstance(schema, dict):
-            raise invalid("response_format.json_schema.schema must be a JSON schema", "response_format")
-        return OutputForm("schema", schema, is_lenient=described.get("strict") is False)
+        match given.get("json_schema"):
+            case {"schema": dict(schema), **described}:
+                return OutputForm("schema", schema, is_lenient=described.get("strict") is False)
+        raise invalid("response_format.json_schema.schema must be a JSON schema", "response_format")
     raise invalid("response_format.type must be text, json_object or json_schema", "response_format")
 
 
@@ -340,27 +327,22 @@ def tool_choice_of(choice: str | dict[str, Any] | None, is_parallel: bool | None
     parallel = is_parallel is not False
     if choice in (None, "auto", "none", "required"):
         return ToolChoice(choice or "auto", (), parallel)  # type: ignore[arg-type]
-    if isinstance(choice, dict):
-        function = choice.get("function")
-        if choice.get("type") == "function" and isinstance(function, dict) and isinstance(function.get("name"), str):
-            return ToolChoice("required", (function["name"],), parallel)
-        if choice.get("type") == "allowed_tools":
-            allowed = choice.get("allowed_tools", choice)
-            mode = allowed.get("mode", "auto") if isinstance(allowed, dict) else None
-            names = (
-                tuple(_allowed_name(tool) for tool in allowed.get("tools") or ()) if isinstance(allowed, dict) else ()
-            )
-            if mode in ("auto", "required") and names:
+    match choice:
+        case {"type": "function", "function": {"name": str(name)}}:
+            return ToolChoice("required", (name,), parallel)
+        case {"type": "allowed_tools", **given}:
+            allowed: Any = given.get("allowed_tools", given)
+            names = tuple(map(_allowed_name, allowed.get("tools") or ())) if isinstance(allowed, dict) else ()
+            if names and (mode := allowed.get("mode", "auto")) in ("auto", "required"):
                 return ToolChoice(mode, names, parallel)
     raise invalid("tool_choice must be auto, none, required, a function by its name, or allowed_tools", "tool_choice")
 
 
 def _allowed_name(tool: Any) -> str:
-    function = tool.get("function", tool) if isinstance(tool, dict) else {}
-    name = function.get("name") if isinstance(function, dict) else None
-    if not isinstance(name, str):
-        raise invalid("tool_choice allows a tool without a name; name it", "tool_choice")
-    return name
+    match tool:
+        case {"function": {"name": str(name)}} | {"name": str(name)}:
+            return name
+    raise invalid("tool_choice allows a tool without a name; name it", "tool_choice")
 
 
 def _tool(tool: dict[str, Any], where: str) -> Tool:

@@ -4,7 +4,7 @@ from functools import partial
 
 from starlette.requests import Request
 
-from penstock.service.server.front import Front
+from penstock.service.server.front import front_of
 from penstock.service.server.generation import Chat
 from penstock.service.server.http.answer import Json
 from penstock.service.server.http.faults import invalid
@@ -14,8 +14,7 @@ from penstock.service.server.prepare import INLINE_CHARACTERS, check_ids, check_
 
 
 async def tokenize(request: Request) -> Json:
-    front: Front = request.app.state.front
-    begun = await front.begin(request, TokenizeBody, REFUSED)
+    begun = await front_of(request).begin(request, TokenizeBody, REFUSED)
     body, model = begun.body, begun.model
     if (body.prompt is None) == (body.messages is None):
         raise invalid("send either prompt or messages", "prompt")
@@ -35,12 +34,11 @@ async def tokenize(request: Request) -> Json:
 
 
 async def detokenize(request: Request) -> Json:
-    front: Front = request.app.state.front
-    begun = await front.begin(request, DetokenizeBody, REFUSED)
+    begun = await front_of(request).begin(request, DetokenizeBody, REFUSED)
     body, model = begun.body, begun.model
     max_context = model.facts.max_context
     if len(body.tokens) > max_context:
         raise invalid(f"tokens has {len(body.tokens):,} ids; a context here has at most {max_context:,}", "tokens")
-    check_ids(body.tokens, model.vocab_size, "tokens")
+    check_ids(body.tokens, model.facts.vocab_size, "tokens")
     decoding = partial(model.tokenizer.decode, body.tokens, skip_special=bool(body.skip_special_tokens))
     return Json({"prompt": decoding() if len(body.tokens) <= INLINE_CHARACTERS else await off_loop(decoding)})

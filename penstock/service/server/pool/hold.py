@@ -25,7 +25,6 @@ async def hold(request: Request, ready: Awaitable[None], delivery: Delivery, pro
     is_relayed = exchange_of(request.scope).relayed is not None  # a router waits by itself, and may ask another
     tells = delivery.is_stream and not is_relayed
     pause_s = PROGRESS_S if delivery.reports_progress else PING_S
-    is_begun = False
     try:
         while True:
             await asyncio.wait((waiting, gone), timeout=pause_s if tells else None, return_when=asyncio.FIRST_COMPLETED)
@@ -34,20 +33,20 @@ async def hold(request: Request, ready: Awaitable[None], delivery: Delivery, pro
                 return
             if gone.done():
                 raise ClientDisconnect
-            await _tell(request, progress(), delivery, is_begun=is_begun)
-            is_begun = True
+            await _tell(request, progress(), delivery)
     finally:
         for task in (waiting, gone):
             task.cancel()
         await asyncio.gather(waiting, gone, return_exceptions=True)
 
 
-async def _tell(request: Request, progress: Progress, delivery: Delivery, *, is_begun: bool) -> None:
+async def _tell(request: Request, progress: Progress, delivery: Delivery) -> None:
     exchange = exchange_of(request.scope)
     dialect: Dialect = exchange.dialect
     send = exchange.send
-    if not is_begun:
-        await send({"type": "http.response.start", "status": 200, "headers": list(dialect.stream_headers)})
+    await send(
+        {"type": "http.response.start", "status": 200, "headers": list(dialect.stream_headers)}
+    )  # the first counts
     data = dialect.progress(progress) if delivery.reports_progress else dialect.comment(progress)
     if data:
         await send({"type": "http.response.body", "body": data, "more_body": True})

@@ -107,12 +107,8 @@ class ModelLoads:
     """Owns the tasks that keep engines alive."""
 
     def __init__(self) -> None:
-        self._supervisors: dict[str, asyncio.Task[None]] = {}
+        self.supervisors: dict[str, asyncio.Task[None]] = {}
         self._words = KeptWords()
-
-    @property
-    def supervisors(self) -> list["asyncio.Task[None]"]:
-        return list(self._supervisors.values())
 
     async def check(self, pooled: PooledModel) -> None:
         """Look at the files. Raises for those that no engine could load, or that are known to be damaged and still are."""
@@ -125,7 +121,7 @@ class ModelLoads:
         """Weights and words at the same time; whatever fails first is raised."""
         client, resident = pooled.served.client, pooled.resident
         client.reopen()
-        supervisor = self._supervisors[resident.name] = asyncio.create_task(client.run())
+        supervisor = self.supervisors[resident.name] = asyncio.create_task(client.run())
         self._words.take(pooled.served)
         read = pooled.open_text if not pooled.served.is_open else lambda: pooled.served.text
         words = on_daemon_thread(read, "words")
@@ -144,7 +140,7 @@ class ModelLoads:
 
     async def take_out(self, pooled: PooledModel) -> None:
         await pooled.served.client.stop()
-        supervisor = self._supervisors.pop(pooled.resident.name, None)
+        supervisor = self.supervisors.pop(pooled.resident.name, None)
         if supervisor is not None:
             await asyncio.gather(supervisor, return_exceptions=True)
         if pooled.served.is_open:
@@ -154,10 +150,10 @@ class ModelLoads:
         """Call when the engine cannot be kept alive, or has ended."""
 
         def ended(supervisor: "asyncio.Task[None]") -> None:
-            if self._supervisors.get(pooled.resident.name) is supervisor:
-                del self._supervisors[pooled.resident.name]
+            if self.supervisors.get(pooled.resident.name) is supervisor:
+                del self.supervisors[pooled.resident.name]
                 self._words.keep(pooled.served)
             fault = None if supervisor.cancelled() else supervisor.exception()
             call(fault or EngineError("its engine ended"))
 
-        self._supervisors[pooled.resident.name].add_done_callback(ended)
+        self.supervisors[pooled.resident.name].add_done_callback(ended)

@@ -16,10 +16,10 @@ import logging
 import math
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any
 
 from penstock.errors import CapacityError, ModelFileError, PenstockError
-from penstock.metrics.exposition import Metric
 from penstock.service.server.dialect import Progress
 from penstock.service.server.http.faults import ApiError, shutting_down
 from penstock.service.server.pool.loads import ModelLoads, PooledModel, taken_bytes
@@ -54,6 +54,7 @@ class ModelPool:
         self.models = {one.resident.name: one for one in models}
         self.budget_bytes = budget_bytes
         self.meters = {one.resident.name: PoolMeters(one.resident) for one in models}
+        """What is counted of each beside what its requests are."""
         self._max_waiting = max_waiting
         self._waiters: dict[str, list[asyncio.Future[None]]] = {name: [] for name in self.models}
         self._loads = ModelLoads()
@@ -64,7 +65,7 @@ class ModelPool:
         self._measured_s = -math.inf
         for one in models:
             one.resident.keep_alive_s = one.resident.default_keep_alive_s
-            one.served.client.on_phase = _phase_listener(one.resident)
+            one.served.client.on_phase = partial(_note_phase, one.resident)
 
     @property
     def residents(self) -> list[Resident]:
@@ -79,10 +80,6 @@ class ModelPool:
     def num_bytes(self) -> int:
         """What all that is in memory takes or may come to take."""
         return sum(one.num_bytes for one in self.residents if one.is_in_memory)
-
-    def metrics(self, name: str) -> list[Metric]:
-        """What is counted of one model beside what its requests are."""
-        return self.meters[name].metrics
 
     def progress(self, resident: Resident) -> Progress:
         """Progress of a model that requests wait for."""
@@ -189,7 +186,7 @@ class ModelPool:
         for one in self.residents:
             self._refuse(one, shutting_down)
         await asyncio.gather(*(one.served.client.stop() for one in self.models.values()))
-        await asyncio.gather(*self._loads.supervisors, return_exceptions=True)
+        await asyncio.gather(*self._loads.supervisors.values(), return_exceptions=True)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -360,8 +357,5 @@ def _first_wanted(residents: Sequence[Resident]) -> str | None:
     return min(waiting, key=lambda one: one.wanted_s or 0.0).wanted_by if waiting else None
 
 
-def _phase_listener(resident: Resident) -> Callable[[str, float], None]:
-    def on_phase(name: str, seconds: float) -> None:
-        resident.phase = NEXT_PHASE.get(name, name)
-
-    return on_phase
+def _note_phase(resident: Resident, name: str, seconds: float) -> None:
+    resident.phase = NEXT_PHASE.get(name, name)

@@ -84,10 +84,6 @@ class Resident:
         return self.load_s is None and not self.num_failures
 
     @property
-    def is_idle(self) -> bool:
-        return self.state is Residency.READY and not self.num_uses and not self.is_pinned
-
-    @property
     def expires_s(self) -> float:
         """When it is unloaded if nobody uses it; infinite for one that stays."""
         return math.inf if self.is_pinned else self.used_s + self.keep_alive_s

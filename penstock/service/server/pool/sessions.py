@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from starlette.requests import Request
 
-from penstock.service.server.front import Front, body_of, check_admin
+from penstock.service.server.front import body_of, check_admin, front_of
 from penstock.service.server.http.answer import Json
 from penstock.service.server.http.faults import invalid
 
@@ -33,9 +33,8 @@ async def order_session(request: Request) -> Json:
 
 
 async def _order(request: Request, action: str, name: str = "", seconds: float = 0.0) -> dict[str, Any]:
-    front: Front = request.app.state.front
     async with asyncio.timeout(ORDER_S):
-        answer = await front.models.first.client.order_cache(action, name, seconds)
+        answer = await front_of(request).models.first.client.order_cache(action, name, seconds)
     if answer.error:
         raise invalid(answer.error, "session")
     value: dict[str, Any] = {"sessions": [one._asdict() for one in answer.sessions]}

@@ -20,6 +20,7 @@ from penstock.runtime.text.stream.segments import (
     ToolCallStart,
 )
 from penstock.runtime.text.tokenizer.tokenizer import Tokenizer
+from penstock.service.server.dialect import AnswerEncoder
 from penstock.service.server.http import sse
 from penstock.service.server.http.call import LENGTH, Call, Piece
 from penstock.service.server.http.exchange import random_hex
@@ -33,7 +34,7 @@ Fields = dict[str, Any]
 OnEnd = Callable[[Fields], "Sequence[Future[None]]"]
 
 
-class ResponseEncoder:
+class ResponseEncoder(AnswerEncoder):
     """`head` is what of the response is known before anything is generated. `on_end` is given the response when it is over, and
     hands back what is being written of it: a client that waits is told if that fails.
     """
@@ -51,43 +52,44 @@ class ResponseEncoder:
         self._usage: Fields | None = None
         self._item: Fields | None = None
         """The item that is open; the last of `output`."""
-        self._ended: tuple[list[bytes], Fields] | None = None
-        """The last events and the response, once it is kept."""
+        self._ended: Fields | None = None
+        """The response, once it is kept."""
+        self._unsent: list[bytes] = []
+        """Events."""
 
     async def before_end(self, call: Call) -> None:
         """Keep the response before its client hears that it is over."""
-        parts: list[bytes] = []
-        response = self._finished(call, parts)
+        response = self._ended = self._finished(call)
         try:
             for one in self._on_end(response):
                 await asyncio.wrap_future(one)
         except StoreError as error:
             response |= {"store": False, "store_error": {"code": "storage_unavailable", "message": str(error)}}
-        self._ended = parts, response
 
     def opening(self, call: Call) -> bytes:
-        first = self.event("response.created", {"response": self.response("in_progress")})
-        return first + self.event("response.in_progress", {"response": self.response("in_progress")})
+        for name in ("response.created", "response.in_progress"):
+            self._event(name, {"response": self.response("in_progress")})
+        return self._told()
 
     def reporting(self, pieces: Sequence[Piece]) -> bytes:
-        parts: list[bytes] = []
         for piece in pieces:
             logprobs = self._logprobs(piece)
             for segment in piece.segments:
-                self._take(segment, logprobs, parts)
+                self._take(segment, logprobs)
                 logprobs = []
             if piece.finish_reason is not None:
                 self._finish_reason = piece.finish_reason
-        return b"".join(parts)
+        return self._told()
 
     def closing(self, call: Call, timings: dict[str, float] | None) -> bytes:
-        parts, response = self._over(call)
+        response = self._over(call)
         name = "response.incomplete" if response["status"] == "incomplete" else "response.completed"
-        parts.append(self.event(name, {"response": response}))
-        return b"".join(parts)
+        self._event(name, {"response": response})
+        return self._told()
 
     def failing(self, error: ApiError) -> bytes:
-        return self.event("response.failed", {"response": self.failed(error)})
+        self._event("response.failed", {"response": self.failed(error)})
+        return self._told()
 
     def failed(self, error: ApiError) -> Fields:
         """The response of a call that broke off."""
@@ -100,29 +102,32 @@ class ResponseEncoder:
         self.reporting(pieces)
 
     def whole(self, call: Call, timings: dict[str, float] | None) -> Fields:
-        return self._over(call)[1]
+        return self._over(call)
 
     def response(self, status: str) -> Fields:
         return self.head | {"status": status, "output": [dict(item) for item in self.output], "usage": self._usage}
 
-    def event(self, name: str, fields: Fields) -> bytes:
-        numbered = {"type": name, "sequence_number": self.num_events} | fields
+    def _event(self, name: str, fields: Fields) -> None:
+        self._unsent.append(sse.named_event(name, {"type": name, "sequence_number": self.num_events} | fields))
         self.num_events += 1
-        return sse.named_event(name, numbered)
 
-    def _over(self, call: Call) -> tuple[list[bytes], Fields]:
-        """The last events and the response, kept from now on at the latest."""
+    def _told(self) -> bytes:
+        data = b"".join(self._unsent)
+        self._unsent.clear()
+        return data
+
+    def _over(self, call: Call) -> Fields:
+        """The response, kept from now on at the latest."""
         if self._ended is None:
-            parts: list[bytes] = []
-            self._ended = parts, self._finished(call, parts)
-            self._on_end(self._ended[1])
+            self._ended = self._finished(call)
+            self._on_end(self._ended)
         return self._ended
 
     # Taking in
 
-    def _finished(self, call: Call, parts: list[bytes]) -> Fields:
+    def _finished(self, call: Call) -> Fields:
         is_cut = self._finish_reason == LENGTH
-        self._close("incomplete" if is_cut else "completed", parts)
+        self._close("incomplete" if is_cut else "completed")
         self._usage = _usage(call)
         response = self.response("incomplete" if is_cut else "completed")
         if is_cut:
@@ -130,79 +135,79 @@ class ResponseEncoder:
         response["completed_at"] = None if is_cut else int(time.time())
         return response
 
-    def _take(self, segment: Segment, logprobs: list[Fields], parts: list[bytes]) -> None:
+    def _take(self, segment: Segment, logprobs: list[Fields]) -> None:
         match segment:
             case ContentText(text):
-                self._add_text("message", text, logprobs, parts)
+                self._add_text("message", text, logprobs)
             case ReasoningText(text):
-                self._add_text("reasoning", text, logprobs, parts)
+                self._add_text("reasoning", text, logprobs)
             case ToolCallStart(_, name, call_id):
                 item = {"type": "function_call", "id": new_id("function_call"), "name": name, "arguments": ""}
-                self._open(item | {"call_id": call_id or f"call_{random_hex()}"}, parts)
+                self._open(item | {"call_id": call_id or f"call_{random_hex()}"})
             case ToolCallArguments(_, text):
                 if self._item is not None:
                     self._item["arguments"] += text
-                    parts.append(self._item_event("response.function_call_arguments.delta", {"delta": text}))
+                    self._item_event("response.function_call_arguments.delta", {"delta": text})
             case ToolCallEnd():
-                self._close("completed", parts)
+                self._close("completed")
 
-    def _add_text(self, kind: str, text: str, logprobs: list[Fields], parts: list[bytes]) -> None:
+    def _add_text(self, kind: str, text: str, logprobs: list[Fields]) -> None:
         item = self._item
         if item is None or item["type"] != kind:
-            self._open_text(kind, parts)
+            self._open_text(kind)
             item = self.output[-1]
         part = item["content"][0]
         part["text"] += text
         if kind == "reasoning":
-            parts.append(self._part_event("response.reasoning_text.delta", {"delta": text}))
+            self._part_event("response.reasoning_text.delta", {"delta": text})
             return
         if self._num_top is not None:
             part["logprobs"].extend(logprobs)
-        parts.append(self._part_event("response.output_text.delta", {"delta": text, "logprobs": logprobs}))
+        self._part_event("response.output_text.delta", {"delta": text, "logprobs": logprobs})
 
-    def _open_text(self, kind: str, parts: list[bytes]) -> None:
+    def _open_text(self, kind: str) -> None:
         if kind == "message":
             item: Fields = {"type": kind, "id": new_id(kind), "role": "assistant", "content": []}
             part: Fields = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
         else:
             item = {"type": kind, "id": new_id(kind), "summary": [], "content": []}
             part = {"type": "reasoning_text", "text": ""}
-        self._open(item, parts)
-        parts.append(self._part_event("response.content_part.added", {"part": part}))
+        self._open(item)
+        self._part_event("response.content_part.added", {"part": part})
         self.output[-1]["content"] = [dict(part)]
 
-    def _open(self, item: Fields, parts: list[bytes]) -> None:
-        self._close("completed", parts)
+    def _open(self, item: Fields) -> None:
+        self._close("completed")
         self._item = item | {"status": "in_progress"}
         self.output.append(self._item)
-        parts.append(self.event("response.output_item.added", {"output_index": self._index, "item": self._item}))
+        self._event("response.output_item.added", {"output_index": self._index, "item": self._item})
 
-    def _close(self, status: str, parts: list[bytes]) -> None:
+    def _close(self, status: str) -> None:
         item = self._item
         if item is None:
             return
         if item["type"] == "function_call":
             done = {"name": item["name"], "arguments": item["arguments"]}
-            parts.append(self._item_event("response.function_call_arguments.done", done))
+            self._item_event("response.function_call_arguments.done", done)
         else:
             part = item["content"][0]
             name = "response.output_text.done" if item["type"] == "message" else "response.reasoning_text.done"
             done = {"text": part["text"]} | ({"logprobs": part["logprobs"]} if item["type"] == "message" else {})
-            parts.append(self._part_event(name, done))
-            parts.append(self._part_event("response.content_part.done", {"part": part}))
+            self._part_event(name, done)
+            self._part_event("response.content_part.done", {"part": part})
         item["status"] = status
-        parts.append(self.event("response.output_item.done", {"output_index": self._index, "item": item}))
+        self._event("response.output_item.done", {"output_index": self._index, "item": item})
         self._item = None
 
     @property
     def _index(self) -> int:
         return len(self.output) - 1
 
-    def _item_event(self, name: str, fields: Fields) -> bytes:
-        return self.event(name, {"item_id": self.output[-1]["id"], "output_index": self._index} | fields)
+    def _item_event(self, name: str, fields: Fields) -> None:
+        self._event(name, {"item_id": self.output[-1]["id"], "output_index": self._index} | fields)
 
-    def _part_event(self, name: str, fields: Fields) -> bytes:
-        return self._item_event(name, {"content_index": 0} | fields)
+    def _part_event(self, name: str, fields: Fields) -> None:
+        self._item_event(name, {"content_index": 0} | fields)
 
     def _logprobs(self, piece: Piece) -> list[Fields]:
         if self._num_top is None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.service.server.http.faults import ApiError, ErrorKind
+from penstock.service.server.http.faults import ApiError, not_found
 from penstock.service.server.responses.protocol import Item
 from penstock.service.store import responses as tables
 from penstock.service.store.database import Database, Transaction, reading, writing
@@ -106,5 +106,4 @@ def _values(items: Sequence[Item]) -> list[tuple[str, str]]:
 
 
 def _missing(kind: str, name: str) -> ApiError:
-    message = f"there is no {kind} {name[:80]!r}; it was deleted, not stored, or is another key's"
-    return ApiError(ErrorKind.NOT_FOUND, message, code="not_found")
+    return not_found(f"there is no {kind} {name[:80]!r}; it was deleted, not stored, or is another key's")

@@ -68,6 +68,12 @@ class InputBody(Struct, kw_only=True):
     parallel_tool_calls: bool | None = None
     truncation: Literal["auto", "disabled"] | None = None
 
+    @property
+    def conversation_id(self) -> str:
+        """Empty where it names none."""
+        named = self.conversation
+        return named.id if isinstance(named, ConversationParam) else named or ""
+
 
 class ResponseBody(InputBody, kw_only=True):
     """A response to be made."""

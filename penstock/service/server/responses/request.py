@@ -35,17 +35,11 @@ def generation_of(body: ResponseBody, items: Sequence[Item]) -> Generation:
             num_logprobs=num_top_of(body),
         ),
         output=_output(body),
-        cache=hints._replace(key=hints.key or _session_of(body)),
+        cache=hints._replace(key=hints.key or body.conversation_id or body.previous_response_id or ""),
         priority=TIER_PRIORITY.get(body.service_tier or "", 0),
         is_flex=body.service_tier == "flex",
         param="input",
     )
-
-
-def _session_of(body: ResponseBody) -> str:
-    """Whose turn it is, where no key says so."""
-    named = body.conversation
-    return (named if isinstance(named, str) or named is None else named.id) or body.previous_response_id or ""
 
 
 def chat_of(body: InputBody, items: Sequence[Item]) -> Chat:

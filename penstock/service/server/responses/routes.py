@@ -12,7 +12,7 @@ from starlette.requests import Request
 
 from penstock.service.edge.paging import page_of
 from penstock.service.server.front import Begun, Counted, Front, Prepared, tenant_of
-from penstock.service.server.generation import Caller, Delivery
+from penstock.service.server.generation import Caller
 from penstock.service.server.http.answer import Json, Parts
 from penstock.service.server.http.exchange import random_hex
 from penstock.service.server.http.faults import ApiError, invalid
@@ -41,14 +41,10 @@ def make_responses(front: Front, database: Database) -> Responses:
     return Responses(front, KeptResponses(database), BackgroundResponses(front), Bills(database))
 
 
-def new_response_id() -> str:
-    return f"resp_{random_hex()}"
-
-
 async def create_response(request: Request) -> Counted | Json | Parts:
     service: Responses = request.app.state.responses
     front = service.front
-    begun = await front.begin(request, ResponseBody, REFUSED, delivery_of)
+    begun = await front.begin(request, ResponseBody, REFUSED)
     body, tenant = begun.body, begun.caller.tenant
     items = await all_items(service, body, tenant)
     if body.background:
@@ -66,17 +62,10 @@ async def prepare_response(
     response_id: str | None = None,
 ) -> tuple[Prepared, ResponseEncoder]:
     call = await prepare(model, caller, generation_of(body, items))
-    head = head_of(model, body, response_id or new_response_id())
+    head = head_of(model, body, response_id or f"resp_{random_hex()}")
     on_end = partial(_keep, service, caller.tenant, body, items)
     encoder = ResponseEncoder(head, model.tokenizer, num_top=num_top_of(body), on_end=on_end)
     return Prepared(model, call, encoder), encoder
-
-
-def delivery_of(body: ResponseBody) -> Delivery:
-    options = body.stream_options
-    return Delivery(
-        is_stream=bool(body.stream), reports_progress=bool(options is not None and options.include_progress)
-    )
 
 
 async def all_items(service: Responses, body: InputBody, tenant: str) -> list[Item]:
@@ -87,17 +76,10 @@ async def all_items(service: Responses, body: InputBody, tenant: str) -> list[It
     if body.previous_response_id:
         row = await service.kept.get(body.previous_response_id, tenant)
         earlier = [*msgspec.json.decode(row.input), *msgspec.json.decode(row.value)["output"]]
-    conversation_id = conversation_of(body)
-    if conversation_id:
-        await service.kept.conversation(conversation_id, tenant)
-        earlier = await service.kept.items(conversation_id)
+    if body.conversation_id:
+        await service.kept.conversation(body.conversation_id, tenant)
+        earlier = await service.kept.items(body.conversation_id)
     return [*earlier, *input_items(body.input)]
-
-
-def conversation_of(body: InputBody) -> str | None:
-    if body.conversation is None or isinstance(body.conversation, str):
-        return body.conversation
-    return body.conversation.id
 
 
 AS_ASKED = (
@@ -116,7 +98,6 @@ def head_of(model: ServedModel, body: ResponseBody, response_id: str) -> Fields:
     ]
     reasoning = body.reasoning
     form = msgspec.to_builtins(body.text.format) if body.text is not None and body.text.format else {"type": "text"}
-    conversation_id = conversation_of(body)
     return {
         "id": response_id,
         "object": "response",
@@ -124,7 +105,7 @@ def head_of(model: ServedModel, body: ResponseBody, response_id: str) -> Fields:
         "status": "in_progress",
         "background": bool(body.background),
         "completed_at": None,
-        "conversation": None if conversation_id is None else {"id": conversation_id},
+        "conversation": {"id": body.conversation_id} if body.conversation_id else None,
         "error": None,
         "incomplete_details": None,
         "metadata": body.metadata or {},
@@ -150,10 +131,9 @@ def _keep(
     writing = []
     if body.store is not False:
         writing.append(service.kept.put(tenant, response, items))
-    conversation_id = conversation_of(body)
-    if conversation_id and response["status"] != "failed":
+    if body.conversation_id and response["status"] != "failed":
         more = [*input_items(body.input), *response["output"]]
-        writing.append(service.kept.add_items(conversation_id, more))
+        writing.append(service.kept.add_items(body.conversation_id, more))
     return writing
 
 
@@ -164,7 +144,7 @@ async def _in_background(service: Responses, begun: "Begun[ResponseBody]", items
     body = begun.body
     if body.store is False:
         raise invalid("a background response is kept until it is fetched; leave store out", "store")
-    response_id = new_response_id()
+    response_id = f"resp_{random_hex()}"
     await prepare_response(
         service, begun.model, begun.caller, body, items, response_id
     )  # refuses now what it would later

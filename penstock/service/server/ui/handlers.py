@@ -2,25 +2,23 @@
 
 import math
 import time
-from collections.abc import AsyncIterator
-from functools import partial
 from typing import Annotated, Any
 
 import msgspec
 from starlette.requests import Request
 
 from penstock.runtime.models.catalog import CONFIGS
-from penstock.service.server.front import Front, body_of
-from penstock.service.server.http.answer import Json
+from penstock.service.server.front import Front, body_of, check_admin, front_of, sees_all
+from penstock.service.server.http.answer import Json, Parts
 from penstock.service.server.http.exchange import exchange_of
-from penstock.service.server.http.faults import ApiError, ErrorKind, busy, invalid
+from penstock.service.server.http.faults import ApiError, ErrorKind, busy, invalid, not_found
 from penstock.service.server.pool.resident import Residency
 from penstock.service.server.served import ServedModel
 from penstock.service.server.ui.flags import words_of
 from penstock.service.server.ui.ledger import RequestRecord
 from penstock.service.server.ui.live import MAX_READERS, LiveView, summary
 from penstock.service.server.ui.pages import Pages
-from penstock.service.server.ui.stream import EventAnswer
+from penstock.service.server.ui.stream import Events, event_answer
 from penstock.service.server.ui.tools import Tools
 from penstock.service.server.ui.waterfall import waterfall
 from penstock.tools.cost.hardware import HARDWARE
@@ -67,11 +65,6 @@ class EmptyBody(msgspec.Struct, kw_only=True):
     """Nothing has to be said."""
 
 
-def _front(request: Request) -> Front:
-    front: Front = request.app.state.front
-    return front
-
-
 def _tools(request: Request) -> Tools:
     tools: Tools = request.app.state.pages.tools
     return tools
@@ -79,17 +72,12 @@ def _tools(request: Request) -> Tools:
 
 def _model(request: Request) -> ServedModel:
     """The one that is looked at: named by `?model=`, else the first."""
-    return _front(request).models.find(request.query_params.get("model"))
+    return front_of(request).models.find(request.query_params.get("model"))
 
 
 def _live(request: Request) -> LiveView:
     pages: Pages = request.app.state.pages
     return pages.live(_model(request))
-
-
-def sees_all(request: Request) -> bool:
-    """Where there are no keys everybody may look; else those with an admin key."""
-    return not _front(request).config.is_keyed or exchange_of(request.scope).is_admin
 
 
 def _tenant(request: Request) -> str | None:
@@ -105,7 +93,7 @@ def _client(request: Request) -> str:
 
 
 async def about(request: Request) -> Json:
-    front, model = _front(request), _model(request)
+    front, model = front_of(request), _model(request)
     facts = model.client.facts
     is_open = facts is not None and model.client.is_ready and model.is_open
     state = "draining" if front.health.is_draining else "ready" if is_open or front.pool is not None else "loading"
@@ -117,9 +105,9 @@ async def about(request: Request) -> Json:
             "served": [one.known_name for one in front.models],
             "residents": [resident_value(one) for one in front.models if one.resident is not None],
             "device": facts.device if facts else "",
-            "max_context": model.max_context,
+            "max_context": model.known.max_context,
             **{name: getattr(facts, name, 0) for name in SIZES},
-            "can_generate": model.can_generate if facts or model.resident is not None else True,
+            "can_generate": model.known.can_generate if facts or model.resident is not None else True,
             "memory": facts.memory if facts else (),
             "models": sorted(CONFIGS),
             "devices": list(HARDWARE),
@@ -130,16 +118,16 @@ async def about(request: Request) -> Json:
     )
 
 
-async def events(request: Request) -> EventAnswer:
+async def events(request: Request) -> Parts:
     """The dashboard's stream, some times a second."""
     pages: Pages = request.app.state.pages
     model, tenant, refusals, power = _model(request), _tenant(request), pages.refusals, pages.power
-    live, adapters = pages.live(model), _front(request).models.adapters
-    is_based = adapters is not None and model.client is _front(request).models.first.client
+    live, adapters = pages.live(model), front_of(request).models.adapters
+    is_based = adapters is not None and model.client is front_of(request).models.first.client
     if live.num_readers >= MAX_READERS:
         raise busy("many pages watch already; close one", 5)
 
-    async def source() -> AsyncIterator[tuple[str, Any]]:
+    async def source() -> Events:
         live.watch()
         place = num_refused = 0
         try:
@@ -155,7 +143,7 @@ async def events(request: Request) -> EventAnswer:
         finally:
             live.leave()
 
-    return EventAnswer(source)
+    return event_answer(source())
 
 
 def _word(model: ServedModel, pool: dict[str, Any] | None) -> None:
@@ -169,11 +157,7 @@ def _record(request: Request) -> RequestRecord:
     name, tenant = request.path_params["name"], _tenant(request)
     record = _live(request).ledger.find(name)
     if record is None or (tenant is not None and record.tenant != tenant):
-        raise ApiError(
-            ErrorKind.NOT_FOUND,
-            "no such request is known: they are kept while a page watches",
-            code="request_not_found",
-        )
+        raise not_found("no such request is known: they are kept while a page watches", code="request_not_found")
     return record
 
 
@@ -202,17 +186,17 @@ async def list_requests(request: Request) -> Json:
     return Json({"requests": [summary(one) for one in records if tenant is None or one.tenant == tenant]})
 
 
-async def _progress(request: Request, lane: str, task: dict[str, Any]) -> AsyncIterator[tuple[str, Any]]:
+async def _progress(request: Request, lane: str, task: dict[str, Any]) -> Events:
     async for line in _tools(request).run(_client(request), lane, task):
         name = "result" if "result" in line else "progress"
         yield name, line[name]
 
 
-async def simulate(request: Request) -> EventAnswer:
+async def simulate(request: Request) -> Parts:
     """Progress as it goes, then the result."""
     body = await body_of(request, ToolBody)
     task = {"task": "simulate", "words": words_of("simulate", body.flags), "frames": body.frames}
-    return EventAnswer(partial(_progress, request, f"simulate {body.lane}", task))
+    return event_answer(_progress(request, f"simulate {body.lane}", task))
 
 
 async def plan(request: Request) -> Json:
@@ -225,20 +209,20 @@ async def plan(request: Request) -> Json:
     return Json(await _tools(request).result(_client(request), f"plan {body.lane}", task))
 
 
-async def bench(request: Request) -> EventAnswer:
+async def bench(request: Request) -> Parts:
     """This very server over its own socket, or one that the operator named: how it comes along, then the report."""
     body = await body_of(request, BenchBody)
     if not body.target:
         host, port = request.scope["server"]
         address = f"{request.scope['scheme']}://{'[' + host + ']' if ':' in host else host}:{port}"
         key = request.headers.get("authorization", "").partition(" ")[2]
-    elif body.target in _front(request).config.bench_target:
+    elif body.target in front_of(request).config.bench_target:
         address, key = body.target, body.key
     else:
         message = "pages may load this server and those named by bench-target; that one is neither"
         raise ApiError(ErrorKind.PERMISSION, message, param="target", code="target_not_allowed")
     task = {"task": "bench", "words": [address, *words_of("bench", body.flags)], "key": key}
-    return EventAnswer(partial(_progress, request, f"bench {body.lane}", task))
+    return event_answer(_progress(request, f"bench {body.lane}", task))
 
 
 async def blocks(request: Request) -> Json:
@@ -253,8 +237,7 @@ async def show_block(request: Request) -> Json:
     model, name = _model(request), request.path_params["number"]
     found = _live(request).block(int(name), _tenant(request)) if name.isdecimal() and len(name) < 10 else None
     if found is None:
-        message = "no such block is known: they are seen while a page watches"
-        raise ApiError(ErrorKind.NOT_FOUND, message, code="block_not_found")
+        raise not_found("no such block is known: they are seen while a page watches", code="block_not_found")
     if found["prefix"] is not None:
         _word(model, {"prefixes": [found["prefix"]]})
     return Json(found)
@@ -263,7 +246,7 @@ async def show_block(request: Request) -> Json:
 async def fleet(request: Request) -> Json:
     """What serves: this server's models, each an engine of its own. A router before it has a surface of its own."""
     rows = [
-        {"name": one.known_name, "state": _state(one)} | one.client.load._asdict() for one in _front(request).models
+        {"name": one.known_name, "state": _state(one)} | one.client.load._asdict() for one in front_of(request).models
     ]
     return Json({"is_router": False, "replicas": rows})
 
@@ -291,15 +274,15 @@ def resident_value(model: ServedModel) -> dict[str, Any]:
         "loading_s": now - resident.load_start_s if resident.state is Residency.LOADING else None,
         "is_measured": resident.measured_bytes is not None,
         "expires_s": None if math.isinf(expires_s) or resident.state is not Residency.READY else max(expires_s, 0.0),
-        "max_context": model.max_context,
-        "can_generate": model.can_generate,
-        "embedding_size": model.embedding_size,
+        "max_context": model.known.max_context,
+        "can_generate": model.known.can_generate,
+        "embedding_size": model.known.embedding_size,
     }
 
 
 async def list_residents(request: Request) -> Json:
     """Every model that is served, whether it is loaded, and what all of them may take."""
-    front = _front(request)
+    front = front_of(request)
     pool = front.pool
     return Json(
         {
@@ -312,9 +295,8 @@ async def list_residents(request: Request) -> Json:
 
 async def prefixes(request: Request) -> Json:
     """What kept prompts from the prefix cache, by model; null where it is not watched. It is about everybody's prompts."""
-    if not sees_all(request):
-        raise ApiError(ErrorKind.PERMISSION, "prompts of all clients are counted here: ask with an --admin-key")
-    models = _front(request).models
+    check_admin(request, "prompts of all clients are counted here: ask with an --admin-key")
+    models = front_of(request).models
     return Json(
         {
             one.known_name: None
@@ -327,7 +309,7 @@ async def prefixes(request: Request) -> Json:
 
 async def machine(request: Request) -> Json:
     """What this machine reaches; measured, some seconds long, when first asked for. Null if it is not known and may not be."""
-    front, client = _front(request), _client(request)
+    front, client = front_of(request), _client(request)
     body = await body_of(request, MachineBody)
     known = await _tools(request).result(client, "machine", {"task": "machine", "measures": False})
     if known is not None or not body.measures:
@@ -338,7 +320,7 @@ async def machine(request: Request) -> Json:
 
 async def profile(request: Request) -> Json:
     """What `penstock profile step --json` prints of the model that is served, by a process of its own beside this one."""
-    front, model = _front(request), _model(request)
+    front, model = front_of(request), _model(request)
     body = await body_of(request, ToolBody)
     words, config = words_of("profile", body.flags), model.client.config.model
     facts = model.client.facts

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from penstock.errors import ConfigError
 from penstock.service.server.front import body_of
 from penstock.service.server.http.answer import Json
-from penstock.service.server.http.faults import ApiError, ErrorKind, invalid
+from penstock.service.server.http.faults import invalid, not_found
 from penstock.tools.advise.data import load
 from penstock.tools.advise.lint import lint, setup_of
 from penstock.tools.advise.quizzes import AREAS, questions
@@ -33,7 +33,7 @@ async def run_calculator(request: Request) -> Json:
     body = await body_of(request, CalculateBody)
     name = request.path_params["name"]
     if name not in CALCULATORS:
-        raise ApiError(ErrorKind.NOT_FOUND, f"there is no calculator {name[:40]!r}", code="not_found")
+        raise not_found(f"there is no calculator {name[:40]!r}")
     try:
         return Json(calculate(name, inputs_of(name, body.inputs)))
     except ConfigError as error:
@@ -68,6 +68,6 @@ async def list_quizzes(request: Request) -> Json:
 async def show_quiz(request: Request) -> Json:
     area, seed = request.path_params["name"], request.query_params.get("seed", "0")
     if area not in AREAS:
-        raise ApiError(ErrorKind.NOT_FOUND, f"there is no quiz on {area[:40]!r}", code="not_found")
+        raise not_found(f"there is no quiz on {area[:40]!r}")
     number = int(seed) if seed.isdecimal() and len(seed) < 10 else 0
     return Json({"questions": [asdict(one) for one in questions(area, number)]})

@@ -4,15 +4,15 @@ Keeps counts and times, never a prompt or an answer. Times of single tokens are 
 after; of every other request the meters tell outcome, counts and times when it ends.
 """
 
+import time
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 from penstock.runtime.core.batch import Delta, PrefixHit
 from penstock.runtime.engine.client import StepReport
 from penstock.service.server.http.call import Call
-from penstock.service.server.http.exchange import exchange_of
+from penstock.service.server.http.exchange import ServerExchange
 from penstock.service.server.http.meters import Watch
 
 MAX_RECORDS = 400
@@ -93,9 +93,10 @@ class RequestLedger:
         self.open: dict[int, RequestRecord] = {}
         self.ended: deque[RequestRecord] = deque(maxlen=MAX_RECORDS)
         self.calls: dict[int, Call] = {}
+        self.is_listening = False
+        """Times of single tokens are taken down."""
 
-    def enter(self, call: Call, scope: Any) -> None:
-        exchange = exchange_of(scope)
+    def enter(self, call: Call, exchange: ServerExchange) -> None:
         begin_s = exchange.start_s or call.arrival_s
         for request in call.requests:
             self.calls[request.request_id] = call
@@ -110,10 +111,10 @@ class RequestLedger:
                 arrival_s=call.arrival_s,
             )
 
-    def observe(self, step: StepReport, now: float) -> None:
-        open_ = self.open
-        for delta in step.deltas:
-            record = open_.get(delta.request_id)
+    def observe(self, step: StepReport) -> None:
+        now = time.monotonic()
+        for delta in step.deltas if self.is_listening else ():
+            record = self.open.get(delta.request_id)
             if record is not None:
                 record.observe(delta, now)
 

@@ -14,7 +14,7 @@ from typing import Any
 from penstock.metrics.exposition import exposition
 from penstock.metrics.page import parse_page
 from penstock.metrics.summary import quantile
-from penstock.runtime.engine.client import NO_PREFIX, EngineClient, EngineView, StepReport, StepView
+from penstock.runtime.engine.client import NO_PREFIX, EngineClient, EngineView, StepView
 from penstock.service.server.http.admission import Admission
 from penstock.service.server.http.meters import Meters
 from penstock.service.server.ui.ledger import RequestLedger, RequestRecord
@@ -61,7 +61,6 @@ class LiveView:
         self.view: EngineView | None = None
         self.ticked = asyncio.Event()
         self.num_readers = 0
-        self.is_listening = False
         self._client = client
         self._meters = meters
         self._admission = admission
@@ -81,18 +80,13 @@ class LiveView:
     def watch(self) -> None:
         """A reader has come: begin to produce."""
         self.num_readers += 1
-        self.is_listening = True
+        self.ledger.is_listening = True
         if self._producer is None or self._producer.done():
             self._producer = asyncio.create_task(self._produce())
 
     def leave(self) -> None:
         self.num_readers -= 1
         self._left_s = time.monotonic()
-
-    def observe(self, step: StepReport) -> None:
-        """A step's report, from the meters that get every report first."""
-        if self.is_listening:
-            self.ledger.observe(step, time.monotonic())
 
     async def _produce(self) -> None:
         while self.num_readers or time.monotonic() - self._left_s < LINGER_S:
@@ -102,7 +96,7 @@ class LiveView:
                 ticked, self.ticked = self.ticked, asyncio.Event()
                 ticked.set()
             await asyncio.sleep(TICK_S)
-        self.is_listening = False
+        self.ledger.is_listening = False
         self.view = None
 
     def _see(self, view: EngineView) -> None:

@@ -31,9 +31,7 @@ class Pages:
         self.power = PowerMeter(lambda: front.counters.machine(), front.config.price_per_hour)
         self._lives = {model.client: LiveView(model.client, model.meters, model.admission) for model in front.models}
         for model in front.models:
-            live = self.live(model)
-            model.on_step.append(live.observe)
-            model.observers.append(live.ledger)
+            model.meters.observers.append(self.live(model).ledger)
 
     def live(self, model: ServedModel) -> LiveView:
         """What goes on in a model's engine, those of its adapters included."""

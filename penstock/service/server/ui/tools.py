@@ -97,9 +97,8 @@ class ToolJob:
 
     def kill(self) -> None:
         self.is_superseded = True
-        if self.process is not None and self.process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                self.process.kill()
+        if self.process is not None:
+            _send(self.process, signal.SIGKILL)
 
 
 class Tools:
@@ -143,11 +142,8 @@ class Tools:
                     async for line in self._lines(job, task):
                         yield line
             except TimeoutError:
-                raise ApiError(
-                    ErrorKind.DEADLINE,
-                    "the run took too long and was ended; ask for less, or when fewer answers are written",
-                    code="run_too_long",
-                ) from None
+                message = "the run took too long and was ended; ask for less, or when fewer answers are written"
+                raise ApiError(ErrorKind.DEADLINE, message, code="run_too_long") from None
             finally:
                 job.kill()
                 self._room.release()

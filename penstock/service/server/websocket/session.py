@@ -27,24 +27,11 @@ Send = Callable[[Any], Awaitable[None]]
 App = Callable[[Any, Receive, Send], Awaitable[None]]
 
 
-class _Pipe:
-    """Stands for the connection: writes go through the frames, and a client that stops reading is cut off."""
+class SocketSession:
+    """`run` until either side ends it. The connection that its requests find in their scopes."""
 
     is_writable = False
-
-    def __init__(self, session: "asyncio.Task[None] | None") -> None:
-        self._session = session
-
-    def abort(self) -> None:
-        if self._session is not None:
-            self._session.cancel()
-
-    def write_part(self, data: bytes) -> None:
-        raise NotImplementedError
-
-
-class SocketSession:
-    """`run` until either side ends it."""
+    """What is written goes through the frames."""
 
     def __init__(self, app: App, scope: Scope, receive: Receive, send: Send, is_draining: Callable[[], bool]) -> None:
         self._app = app
@@ -54,24 +41,30 @@ class SocketSession:
         self._is_draining = is_draining
         self._pending: asyncio.Queue[dict[str, Any] | str | None] = asyncio.Queue(MAX_PENDING + 1)
         self._gone: asyncio.Future[None] | None = None
-        self._is_over = False
+        self._task: asyncio.Task[None] | None = None
+        self.is_gone = False
+
+    def abort(self) -> None:
+        """A client that stops reading is cut off."""
+        if self._task is not None:
+            self._task.cancel()
 
     async def run(self) -> None:
         await self._receive()  # the handshake
         await self._send({"type": "websocket.accept"})
         reader = asyncio.create_task(self._read())
-        pipe = _Pipe(asyncio.current_task())
+        self._task = asyncio.current_task()
         try:
             while (body := await self._pending.get()) is not None:
                 if isinstance(body, str):
                     await self._put(bad_frame(body))
                 else:
-                    await self._answer(body, pipe)
+                    await self._answer(body)
                 if self._is_draining():
                     break
         finally:
             reader.cancel()
-            if not self._is_over:
+            if not self.is_gone:
                 with contextlib.suppress(Exception):
                     await self._send({"type": "websocket.close", "code": GOING_AWAY})
 
@@ -80,7 +73,7 @@ class SocketSession:
         while True:
             message = await self._receive()
             if message["type"] == "websocket.disconnect":
-                self._is_over = True
+                self.is_gone = True
                 self._give_up()
                 with contextlib.suppress(asyncio.QueueFull):
                     self._pending.put_nowait(None)
@@ -89,14 +82,9 @@ class SocketSession:
             if body == CANCEL:
                 self._give_up()
             elif self._pending.qsize() >= MAX_PENDING:
-                self._is_over = True
-                await self._send(
-                    {
-                        "type": "websocket.close",
-                        "code": POLICY,
-                        "reason": f"more than {MAX_PENDING} requests were sent ahead",
-                    }
-                )
+                self.is_gone = True
+                reason = f"more than {MAX_PENDING} requests were sent ahead"
+                await self._send({"type": "websocket.close", "code": POLICY, "reason": reason})
                 self._give_up()
                 self._pending.put_nowait(None)
                 return
@@ -107,25 +95,23 @@ class SocketSession:
         if self._gone is not None and not self._gone.done():
             self._gone.set_result(None)
 
-    async def _answer(self, body: dict[str, Any], pipe: _Pipe) -> None:
+    async def _answer(self, body: dict[str, Any]) -> None:
         data = streamed(body)
         self._gone = gone = asyncio.get_running_loop().create_future()
-        sent = False
+        unread = [{"type": "http.request", "body": data, "more_body": False}]
 
         async def receive() -> Any:
-            nonlocal sent
-            if not sent:
-                sent = True
-                return {"type": "http.request", "body": data, "more_body": False}
+            if unread:
+                return unread.pop()
             await asyncio.shield(gone)
             return {"type": "http.disconnect"}
 
         events = Events(self._put)
-        await self._app(self._request(len(data), pipe), receive, events)
-        if gone.done() and not self._is_over:
+        await self._app(self._request(len(data)), receive, events)
+        if gone.done() and not self.is_gone:
             await self._put(CANCELLED)
 
-    def _request(self, num_bytes: int, pipe: _Pipe) -> Scope:
+    def _request(self, num_bytes: int) -> Scope:
         scope = self._scope
         headers = [pair for pair in scope["headers"] if pair[0] in KEPT_HEADERS]
         headers += [(b"content-type", b"application/json"), (b"content-length", str(num_bytes).encode())]
@@ -143,11 +129,11 @@ class SocketSession:
             "client": scope.get("client"),
             "server": scope.get("server"),
             "extensions": {},
-            "penstock.connection": pipe,
+            "penstock.connection": self,
         }
 
     async def _put(self, frame: bytes) -> None:
-        if not self._is_over:
+        if not self.is_gone:
             await self._send({"type": "websocket.send", "text": frame.decode()})
 
 
