@@ -43,14 +43,14 @@ class DrainRate:
     def add(self, now: float) -> None:
         self._starts.append(now)
         self._moved_s = now
+        self._forget(now)
 
     def rest(self, now: float) -> None:
         """None waits: a queue that grows from here on has stood for no longer."""
         self._moved_s = now
 
     def per_s(self, now: float) -> float:
-        while self._starts and self._starts[0] < now - WINDOW_S:
-            self._starts.popleft()
+        self._forget(now)
         if not self._starts:
             return 0.0
         return len(self._starts) / min(max(now - self._starts[0], 0.1), WINDOW_S)
@@ -61,6 +61,10 @@ class DrainRate:
             return 1.0 / rate
         standing_s = now - self._moved_s
         return standing_s if standing_s > WINDOW_S else None
+
+    def _forget(self, now: float) -> None:
+        while self._starts and self._starts[0] < now - WINDOW_S:
+            self._starts.popleft()
 
 
 class Crowd(NamedTuple):
