@@ -195,17 +195,8 @@ class DeviceNumbers:
         self._found: Hardware | None = find(inputs.hardware) if inputs.hardware else None
         self._weights = weights
 
-    @property
-    def has_flops(self) -> bool:
-        return self._inputs.flops is not None or self._found is not None
-
-    @property
-    def has_bandwidth(self) -> bool:
-        return self._inputs.bandwidth is not None or self._found is not None
-
-    @property
-    def has_memory(self) -> bool:
-        return self._inputs.memory is not None or self._found is not None
+    def knows(self, key: Literal["bandwidth", "flops", "memory"]) -> bool:
+        return getattr(self._inputs, key) is not None or self._found is not None
 
     @cached_property
     def ceilings(self) -> Ceilings:
@@ -260,13 +251,10 @@ class DeviceNumbers:
             return given
         if self._found is None:
             raise ConfigError(f"the {key} is not known: give {key}=NUMBER, or --hardware NAME")
-        self._sheet.take(key, value, unit, self._reach(key))
+        self._sheet.take(key, value, unit, self._reach(key, self._found))
         return value
 
-    def _reach(self, key: str) -> str:
-        found = self._found
-        if found is None:
-            return "given"
+    def _reach(self, key: str, found: Hardware) -> str:
         if self._sheet.basis == "textbook":
             return f"peak of {found.name}: {found.source}"
         if found.measured is not None:

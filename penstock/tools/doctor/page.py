@@ -32,12 +32,8 @@ class Change:
     def rate(self, name: str, where: Where | None = None) -> float:
         return self.count(name, where) / self._seconds
 
-    def total(self, name: str) -> float:
-        """A counter as it stands."""
-        return math.nan if self._name(name) is None else _sum(self._after, name, None)
-
     def gauge(self, *names: str) -> float:
-        """The last value, summed over engines; of several spellings the first that is there."""
+        """The last value, summed over engines, of a counter as it stands too; of several spellings the first there is."""
         name = self._name(*names)
         return math.nan if name is None else _sum(self._after, name, None)
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from penstock.metrics.page import Page
@@ -26,6 +26,7 @@ KV = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
 ITL = ("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds")
 TTFT = "vllm:time_to_first_token_seconds"
 LAYOUT = "vllm:cache_config_info"
+DRAFTS = "vllm:spec_decode_num_draft_tokens_total"
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +141,7 @@ class Signs:
     num_aborts: float = measured(_ended("abort"))
     num_ended: float = measured(_ended())
     num_new_restarts: float = measured(lambda change: change.count("penstock_engine_restarts_total"))
-    num_restarts: float = measured(lambda change: change.total("penstock_engine_restarts_total"))
+    num_restarts: float = measured(lambda change: change.gauge("penstock_engine_restarts_total"))
 
     num_answers: float = measured(_answers(lambda _, status: True))
     """HTTP answers of the window but for those to watchers; then those of some statuses."""
@@ -152,6 +153,7 @@ class Signs:
 
     ttft_p50_s: float = measured(lambda change: change.quantile(0.5, TTFT))
     ttft_p95_s: float = measured(lambda change: change.quantile(0.95, TTFT))
+    ttft_p99_s: float = measured(lambda change: change.quantile(0.99, TTFT))
     itl_mean_s: float = measured(lambda change: change.mean(*ITL))
     itl_p50_s: float = measured(lambda change: change.quantile(0.5, *ITL))
     itl_p99_s: float = measured(lambda change: change.quantile(0.99, *ITL))
@@ -163,6 +165,11 @@ class Signs:
         lambda change: change.ratio("vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total")
     )
     """Share of prompt tokens that the prefix cache gave."""
+    drafts_per_s: float = measured(lambda change: change.rate(DRAFTS))
+    accepted_fraction: float = measured(
+        lambda change: change.ratio("vllm:spec_decode_num_accepted_tokens_total", DRAFTS)
+    )
+    """Of the drafted tokens."""
     stolen_fraction: float = of_machine(lambda change: _of_processors(change, "stolen"))
     """Of the machine's processors, what a hypervisor gave to others; then what other programs used."""
     others_fraction: float = of_machine(lambda change: _of_processors(change, "other"))
@@ -186,8 +193,8 @@ class Signs:
     """Of the highest clock, what the slowest GPU runs at."""
     gpu_power_limited: float = of_machine(lambda change: change.largest("penstock_gpu_limited_by_power"))
     gpu_thermal_limited: float = of_machine(lambda change: change.largest("penstock_gpu_limited_by_thermal"))
-    gpu_ecc_errors: float = of_machine(lambda change: change.total("penstock_gpu_ecc_errors_total"))
-    gpu_xid_errors: float = of_machine(lambda change: change.total("penstock_gpu_xid_errors_total"))
+    gpu_ecc_errors: float = of_machine(lambda change: change.gauge("penstock_gpu_ecc_errors_total"))
+    gpu_xid_errors: float = of_machine(lambda change: change.gauge("penstock_gpu_xid_errors_total"))
     gpu_pcie_fraction: float = of_machine(
         lambda change: share(change.smallest("penstock_gpu_pcie_width"), change.largest("penstock_gpu_max_pcie_width"))
     )
@@ -227,27 +234,30 @@ class Signs:
         return self.num_running == 0.0 == self.prompt_tokens_per_s == self.output_tokens_per_s
 
 
-def signs_of(before: Look, after: Look, window_s: float) -> Signs:
+def page_signs(before: Page, after: Page, window_s: float) -> Signs:
+    """What two pages of metrics tell alone."""
     values: dict[str, float] = {}
     missing: dict[str, tuple[str, ...]] = {}
     for sign, measure in measures_of(Signs):
-        change = Change(before.page, after.page, window_s)
+        change = Change(before, after, window_s)
         values[sign.name] = measure(change)
         if change.absent and not sign.metadata["of_machine"]:
             missing[sign.name] = tuple(sorted(change.absent))
+    return Signs(window_s=window_s, missing=missing, **values)
+
+
+def signs_of(before: Look, after: Look, window_s: float) -> Signs:
+    signs = page_signs(before.page, after.page, window_s)
     ready_status = after.statuses.get("/readyz", math.nan)
-    if ready_status == 404:
-        missing["ready_status"] = ("/readyz",)
-        ready_status = math.nan
+    has_readyz = ready_status != 404
     health = [look.seconds["/health"] for look in (before, after) if "/health" in look.seconds]
-    return Signs(
-        window_s=window_s,
+    return replace(
+        signs,
         metrics_status=after.statuses.get("/metrics", REFUSED),
         health_status=after.statuses.get("/health", REFUSED),
-        ready_status=ready_status,
+        ready_status=ready_status if has_readyz else math.nan,
         health_s=min(health) if len(health) == 2 else math.nan,
-        missing=missing,
-        **values,
+        missing=signs.missing if has_readyz else {**signs.missing, "ready_status": ("/readyz",)},
     )
 
 

@@ -1,7 +1,7 @@
 """What keeps a candidate from carrying more, in words, with the evidence of the run in which it failed; and what would help."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from penstock.errors import ConfigError
 from penstock.runtime.core.batch import Batch
@@ -26,13 +26,12 @@ MOST_SEQUENCES = 4096
 class Constraint:
     kind: Kind
     words: str
-    remedy: Candidate | None
+    remedy: Candidate | None = None
     """The same candidate with the one change that should help; None if none of its settings would."""
-    remedy_words: str
+    remedy_words: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Moments:
+class Moments(NamedTuple):
     """Shares of a run's moments, warm-up apart, in which requests waited for a block, or for a row."""
 
     blocks: float
@@ -90,20 +89,18 @@ def _of_bound(candidate: Candidate, steady: Steady, sizes: Sizes, target: SloTar
 
 def _latency(run: CapacityTrial | None, target: SloTarget) -> Constraint:
     if run is None:
-        return Constraint(
-            "latency", "Latency: not even one request at a time is fast enough from token to token", None, ""
-        )
+        return Constraint("latency", "Latency: not even one request at a time is fast enough from token to token")
     summary = run.summary
     late = f"{100 * (1.0 - run.good_fraction):.1f} % of requests miss the SLO with no other request"
     times = f"p95 of TTFT is {1e3 * summary.ttft.p95:,.0f} ms, of TPOT {1e3 * summary.tpot.p95:,.1f} ms"
     words = f"Latency: {late} ({times}); more of these devices do not help, faster ones or a larger tensor group do"
-    return Constraint("latency", words, None, "")
+    return Constraint("latency", words)
 
 
 def _kv(candidate: Candidate, evidence: str) -> Constraint:
     words = f"KV memory: {evidence}"
     if candidate.measured is not None or candidate.kv == "fp8":
-        return Constraint("kv", words, None, "")
+        return Constraint("kv", words)
     return Constraint("kv", words, with_kv(candidate, "fp8"), "FP8 KV")
 
 

@@ -145,14 +145,14 @@ class IntegerEncoding:
         values, zeros = codes.values.cpu(), codes.grid.zeros.to(torch.uint8).cpu()
         scales = codes.grid.scales.to(self.scale_dtype).cpu()
         if self.layout == "compressed":
-            parts: dict[str, npt.NDArray[Any]] = {"weight_scale": _raw(scales)}
+            parts: dict[str, npt.NDArray[Any]] = {"weight_scale": raw(scales)}
             if self.activations:
-                return {f"{stem}.weight_scale": parts["weight_scale"], f"{stem}.weight": _raw(values ^ 128)}
+                return {f"{stem}.weight_scale": parts["weight_scale"], f"{stem}.weight": raw(values ^ 128)}
             parts |= {"weight_packed": _packed(values, self.bits), "weight_shape": np.array(values.shape, np.int64)}
             if not self.symmetric:
                 parts["weight_zero_point"] = _packed(zeros.t(), self.bits).T
         else:
-            parts = {"scales": _raw(scales.t())}
+            parts = {"scales": raw(scales.t())}
             if self.layout == "awq":
                 parts |= {"qweight": _packed(_for_awq(values.t()), 4), "qzeros": _packed(_for_awq(zeros.t()), 4)}
             else:
@@ -168,8 +168,8 @@ class IntegerEncoding:
         return self.bits + (16 + (0 if self.symmetric else self.bits)) / group
 
 
-def _raw(values: Tensor) -> npt.NDArray[np.uint8]:
-    return values.contiguous().view(torch.uint8).numpy()
+def raw(values: Tensor) -> npt.NDArray[np.uint8]:
+    return values.contiguous().view(torch.uint8).cpu().numpy()
 
 
 def _for_awq(values: Tensor) -> Tensor:
