@@ -191,21 +191,19 @@ def _prompts(config: Config) -> list[str]:
 def _prompts_in(text: str, name: str) -> Iterator[str]:
     """One a line. Where the first line is a JSON object all must be, and empty lines count for nothing."""
     lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
-    if not lines or not _is_object(lines[0][1]):
+    if not lines or _object(lines[0][1]) is None:
         yield from (line.removesuffix("\r") for _, line in lines)
         return
     for number, line in lines:
-        try:
-            prompt = json.loads(line)["prompt"]
-        except (ValueError, TypeError, KeyError, RecursionError):
-            prompt = None
+        prompt = (_object(line) or {}).get("prompt")
         if not isinstance(prompt, str):
             raise ConfigError(f'line {number} of {name} is no JSON object with a "prompt" that is text')
         yield prompt
 
 
-def _is_object(line: str) -> bool:
+def _object(line: str) -> dict[str, Any] | None:
     try:
-        return isinstance(json.loads(line), dict)
+        found = json.loads(line)
     except (ValueError, RecursionError):
-        return False
+        return None
+    return found if isinstance(found, dict) else None

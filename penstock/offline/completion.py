@@ -87,7 +87,7 @@ class Running:
     request: Request
     completion: Completion
     streams: list[TextStream | None]
-    news: deque["News"]
+    news: deque["News"] = field(default_factory=deque)
     """Where its updates go: to whoever asked for it, whoever makes the engine step."""
 
     def take(self, delta: Delta) -> bool:

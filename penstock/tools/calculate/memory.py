@@ -76,7 +76,7 @@ def memory(inputs: MemoryInputs, sheet: Sheet) -> None:
         sheet.notes.append("give --hardware or memory to learn whether it fits")
         return
     num_devices = figures.devices_by_size(total, device.memory_bytes)
-    by_layout = figures.devices_by_layout(num_devices, model.num_heads)
+    by_layout = figures.devices_by_layout(num_devices, int(model.number("heads")))
     sheet.put("fits", total <= device.memory_bytes, "", "fits one device", "total_bytes <= memory")
     sheet.put("devices_by_size", num_devices, "", "devices by size", "ceil(total_bytes / memory)")
     sheet.put("devices_by_layout", by_layout, "", "devices by layout", "the next count that divides the heads")

@@ -79,10 +79,6 @@ class Ceilings:
             raise ConfigError(f"this hardware does not compute in {number_format}; choose {' or '.join(known)}")
         return value
 
-    def ridge(self, number_format: NumberFormat) -> float:
-        """Operations per byte above which work is bound by compute, below by memory."""
-        return self.flops_in(number_format) / self.bandwidth_bytes_per_s
-
     def scaled(self, compute: float, bandwidth: float) -> "Ceilings":
         return Ceilings(self.bandwidth_bytes_per_s * bandwidth, self.flops.scaled(compute))
 

@@ -6,6 +6,7 @@ What a page does not have is NaN: every comparison with it is false, so a rule t
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import Field, field, fields
+from operator import methodcaller
 from typing import Any
 
 from penstock.metrics.page import Page
@@ -98,10 +99,13 @@ def share(part: float, whole: float) -> float:
     return part / whole if whole > 0.0 else math.nan
 
 
-def measured(measure: Callable[[Change], float], default: float = math.nan, *, of_machine: bool = False) -> Any:
-    """A sign, and how it is read. What it says of a machine and its price servers of other makers leave out: without such a
-    sign nothing is missing."""
-    return field(default=default, metadata={"measure": measure, "of_machine": of_machine})
+def measured(
+    measure: Callable[[Change], float] | str, *names: object, default: float = math.nan, of_machine: bool = False
+) -> Any:
+    """A sign, and how it is read: by a function, or by a method of `Change` that is asked for `names`. What it says of a
+    machine and its price servers of other makers leave out: without such a sign nothing is missing."""
+    read = methodcaller(measure, *names) if isinstance(measure, str) else measure
+    return field(default=default, metadata={"measure": read, "of_machine": of_machine})
 
 
 def measures_of(signs: type) -> Iterator[tuple["Field[Any]", Callable[[Change], float]]]:

@@ -42,18 +42,18 @@ class RouterSigns:
     policy: str
     replicas: tuple[ReplicaSigns, ...]
     num_sent: float
-    num_open: float = measured(lambda change: change.gauge("penstock_router_open"))
-    num_parked: float = measured(lambda change: change.gauge("penstock_router_parked"))
-    num_ended: float = measured(lambda change: change.count("penstock_router_requests_total"))
-    num_refused: float = measured(lambda change: change.count("penstock_router_refused_total"))
-    num_retries: float = measured(lambda change: change.count("penstock_router_retries_total"))
-    num_failovers: float = measured(lambda change: change.count("penstock_router_failovers_total"))
+    num_open: float = measured("gauge", "penstock_router_open")
+    num_parked: float = measured("gauge", "penstock_router_parked")
+    num_ended: float = measured("count", "penstock_router_requests_total")
+    num_refused: float = measured("count", "penstock_router_refused_total")
+    num_retries: float = measured("count", "penstock_router_retries_total")
+    num_failovers: float = measured("count", "penstock_router_failovers_total")
     tokens_per_s: float = measured(
-        lambda change: change.rate("penstock_router_tokens_total", lambda labels: labels.get("kind") == "output")
+        "rate", "penstock_router_tokens_total", lambda labels: labels.get("kind") == "output"
     )
-    first_byte_p50_s: float = measured(lambda change: change.quantile(0.5, "penstock_router_first_byte_seconds"))
-    first_byte_p99_s: float = measured(lambda change: change.quantile(0.99, "penstock_router_first_byte_seconds"))
-    overhead_p99_s: float = measured(lambda change: change.quantile(0.99, "penstock_router_overhead_seconds"))
+    first_byte_p50_s: float = measured("quantile", 0.5, "penstock_router_first_byte_seconds")
+    first_byte_p99_s: float = measured("quantile", 0.99, "penstock_router_first_byte_seconds")
+    overhead_p99_s: float = measured("quantile", 0.99, "penstock_router_overhead_seconds")
 
     @property
     def ready(self) -> tuple[ReplicaSigns, ...]:

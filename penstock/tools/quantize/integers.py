@@ -73,14 +73,14 @@ class IntegerEncoding:
         return num_columns % 32 == 0 and num_columns % (self.group or 1) == 0
 
     def grid(self, weight: Tensor, importance: Tensor | None = None) -> Grid:
-        """Every group's range, from its least to its largest number; where importances of inputs are known, or their products
-        [groups, group, group], that part of it with the least error behind the matrix."""
+        """Every group's range, from its least to its largest number; where importances of inputs are known, that part of it
+        with the least error behind the matrix."""
         group = self.group or weight.shape[1]
         groups = weight.reshape(len(weight), -1, group)
-        weights = importance if importance is None or importance.ndim > 1 else importance.view(-1, group)
         best = self._grid_of(groups, 1.0, group)
-        if weights is None:
+        if importance is None:
             return best
+        weights = importance.view(-1, group)
         least = self._error(groups, best, weights)
         for shrink in SHRINKS[1:]:
             tried = self._grid_of(groups, float(shrink), group)
@@ -107,10 +107,7 @@ class IntegerEncoding:
     def _error(self, groups: Tensor, grid: Grid, importance: Tensor) -> Tensor:
         scales, zeros = grid.scales.unsqueeze(-1), grid.zeros.unsqueeze(-1)
         restored = ((groups / scales + zeros).round_().clamp_(0, self.most) - zeros).mul_(scales)
-        off = restored.sub_(groups)
-        if importance.ndim == 2:
-            return off.square_().mul_(importance).sum(-1)
-        return torch.matmul(off.transpose(0, 1), importance).transpose(0, 1).mul_(off).sum(-1)
+        return restored.sub_(groups).square_().mul_(importance).sum(-1)
 
     def round(self, weight: Tensor, importance: Tensor | None = None) -> IntegerCodes:
         grid = self.grid(weight, importance)

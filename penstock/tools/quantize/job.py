@@ -96,11 +96,7 @@ class Making:
     def mix(self, bits_per_weight: float, tokens: Tensor, progress: Progress) -> None:
         """Choose a format for each matrix of a layer, so that all of them together take so many bits a weight."""
         encodings = mixed_candidates(self.scheme)
-
-        def rounded(weight: Tensor, encoding: Encoding, inputs: SeenInputs | None) -> Tensor:
-            return encoding.round(weight, None if inputs is None else inputs.importance).restored()
-
-        offers = measure(self.original, tokens, encodings, rounded, progress)
+        offers = measure(self.original, tokens, encodings, progress)
         shapes = {name: tuple(parameter.shape) for name, parameter in self._parameters() if name in offers}
         num_weights = sum(math.prod(shape) for shape in shapes.values())
         chosen = choose(offers, bits_per_weight * num_weights)
