@@ -122,8 +122,8 @@ class Report:
         self._progress = progress
         self._start_s = time.monotonic()
         self._first_s: dict[int, float] = {}
-        self._finished: dict[int, Completion] = {}
-        self._end_s: dict[int, float] = {}
+        self._finished: dict[int, tuple[Completion, float, float]] = {}
+        """With the moments of the first token and of the end."""
         self._num_printed = 0
 
     def take(self, update: "Update") -> None:
@@ -135,11 +135,10 @@ class Report:
     def show(self, completion: "Completion") -> None:
         """An answer that has ended."""
         now = time.monotonic()
-        self._finished[completion.index] = completion
-        self._end_s[completion.index] = now
+        self._finished[completion.index] = completion, self._first_s.pop(completion.index, now), now
         self._progress("generating", self._num_printed + len(self._finished), self._num_prompts)
         while (index := self._num_printed) in self._finished:
-            self._print(self._finished.pop(index), self._first_s.pop(index, now), self._end_s.pop(index))
+            self._print(*self._finished.pop(index))
             self._num_printed += 1
 
     def _print(self, completion: "Completion", first_s: float, end_s: float) -> None:

@@ -24,7 +24,6 @@ from penstock.runtime.layers.encoder import Encoder
 from penstock.runtime.models.spec import ModelSpec
 from penstock.runtime.sizing import OFFLINE_STEP_S, Sizing
 from penstock.runtime.text.beam import Beam, BeamRules, Ranked, TokenIds, beam_search
-from penstock.runtime.text.stream.reasoning import ReasoningStyle
 from penstock.runtime.text.stream.stop import StopSet
 from penstock.runtime.text.stream.stream import TextRules, TextStream
 from penstock.runtime.text.stream.styles import style_of_template
@@ -177,7 +176,8 @@ class LLM:
         completions = [run.completion for run in runs]
         if best_of is not None:
             for completion, num_kept in zip(completions, kept):
-                completion.keep_best(num_kept)
+                likeliest = sorted(completion.choices, key=lambda choice: -choice.mean_logprob)
+                completion.choices = likeliest[:num_kept]
         return completions
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None, *, adapter: str = "") -> Iterator[Update]:
@@ -209,7 +209,8 @@ class LLM:
         """Answer a conversation, yielding text as it comes. Leaving the loop cancels it."""
         params = params or SamplingParams()
         prompt = self._tokenize_chat(messages, tools)
-        style = self._reasoning_style
+        template = self.files.chat_template
+        style = None if template is None else style_of_template(template.source)
         rules = TextRules(style=style, is_open=style is not None and style.is_open(prompt.text))
         known = [tool_of(tool) for tool in tools]
         content = None if params.grammar is None else (params.grammar.kind, params.grammar.source)
@@ -293,11 +294,6 @@ class LLM:
         if self.loaded.files is None:
             return ""
         return self.files.tokenizer.decode(beam.token_ids[: len(beam.token_ids) - beam.is_ended], at_start=False)
-
-    @property
-    def _reasoning_style(self) -> ReasoningStyle | None:
-        template = self.files.chat_template
-        return None if template is None else style_of_template(template.source)
 
     def _prepare(
         self, prompt: Prompt, params: SamplingParams, rules: TextRules = CONTINUING, adapter: str = ""

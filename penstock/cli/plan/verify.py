@@ -26,9 +26,9 @@ from penstock.metrics.summary import Summary
 from penstock.runtime.core.batch import Batch
 from penstock.tools.cost.cost import decode_chunks
 from penstock.tools.doctor.page import Change, share
-from penstock.tools.doctor.signs import machine_signs
+from penstock.tools.doctor.signs import page_signs
 from penstock.tools.planner.candidate import Candidate
-from penstock.tools.planner.cause import LiveEvidence, cause_of
+from penstock.tools.planner.cause import LOST, LiveEvidence, cause_of
 from penstock.tools.planner.check import SHARES, TIMES, check
 from penstock.tools.planner.demand import Demand
 from penstock.tools.sim.simulation import simulate
@@ -126,7 +126,7 @@ def _page(config: Config) -> Page:
 
 def _evidence(before: Page, after: Page, seconds: float, predicted: Summary, candidate: Candidate) -> LiveEvidence:
     """What the server says of the time it was measured, beside what was predicted for it."""
-    change = Change(before, after, seconds)
+    change, signs = Change(before, after, seconds), page_signs(before, after, seconds)
     terms = {one.labels.get("term", ""): one.value for one in after.get("penstock_step_seconds", ())}
     step_ratio = math.nan
     if terms:
@@ -136,10 +136,10 @@ def _evidence(before: Page, after: Page, seconds: float, predicted: Summary, can
         batch = Batch(0, tuple(decode_chunks(size, context)))
         step_ratio = share(live, candidate.step_cost.step_s(batch))
     return LiveEvidence(
-        machine_signs(before, after, seconds),
+        {name: getattr(signs, name) for name in LOST},
         step_ratio,
         change.gauge("penstock_step_model_error"),
-        change.ratio("vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total"),
+        signs.hit_fraction,
         share(predicted.num_cached_tokens, predicted.num_prompt_tokens),
         1.0 + change.ratio("vllm:spec_decode_num_accepted_tokens_total", "vllm:spec_decode_num_drafts_total"),
     )

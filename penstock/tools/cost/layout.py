@@ -111,10 +111,6 @@ class Layout:
         router = total - shared - mlp.num_experts * mlp.expert.num_parameters(hidden_size)
         return router + shared / self.tensor
 
-    def largest_stage(self, num_layers: int) -> int:
-        """Layers of the longest stage; the others have as many or one less."""
-        return -(-num_layers // self.pipeline)
-
     def __str__(self) -> str:
         parts = {"TP": self.tensor, "PP": self.pipeline, "EP": self.expert, "DP": self.data}
         return " x ".join(f"{name}{count}" for name, count in parts.items() if count > 1) or "one device"

@@ -124,7 +124,7 @@ class Roofline:
         layout = traffic.layout if traffic else SINGLE
         self._layout = layout
         self._traffic = traffic if traffic and layout.devices_per_copy * layout.expert > 1 else None
-        self._stage_fraction = layout.largest_stage(spec.num_layers) / spec.num_layers
+        self._stage_fraction = -(-spec.num_layers // layout.pipeline) / spec.num_layers  # of the longest
         self._flops = ceilings.flops_in(precision.compute)
         self._bandwidth = ceilings.bandwidth_bytes_per_s
         self._weight_bytes = precision.weight_bytes

@@ -108,15 +108,9 @@ def _replica(name: str, change: Change, after: Page) -> ReplicaSigns:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RouterRule(KnownFault):
-    evidence: Callable[[RouterSigns], str]
-    """What is seen of it; empty where it is not there."""
-
-
 def diagnose_router(signs: RouterSigns) -> tuple[Finding, ...]:
     """In the order of the table: what comes first is likelier the cause of what follows."""
-    found = ((rule, rule.evidence(signs)) for rule in ROUTER_RULES)
+    found = ((rule, EVIDENCE[rule.id](signs)) for rule in ROUTER_RULES)
     return tuple(rule.finding(seen) for rule, seen in found if seen)
 
 
@@ -186,6 +180,6 @@ EVIDENCE: Mapping[str, Callable[[RouterSigns], str]] = {
         f"overhead p99 {1e3 * signs.overhead_p99_s:,.1f} ms" if signs.overhead_p99_s > SLOW_S else ""
     ),
 }
-"""How each fault of `rules.json` shows."""
+"""How each fault of `rules.json` shows; empty where it is not there."""
 
-ROUTER_RULES = tuple(RouterRule(**fault, evidence=EVIDENCE[fault["id"]]) for fault in known_faults("router"))
+ROUTER_RULES = tuple(KnownFault(**fault) for fault in known_faults("router"))

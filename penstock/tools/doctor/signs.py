@@ -253,9 +253,3 @@ def signs_of(before: Look, after: Look, window_s: float) -> Signs:
         health_s=min(health) if len(health) == 2 else math.nan,
         missing=signs.missing if has_readyz else {**signs.missing, "ready_status": ("/readyz",)},
     )
-
-
-def machine_signs(before: Page, after: Page, window_s: float) -> dict[str, float]:
-    """What it lost to others, how far it is used, what it took, by name of the sign."""
-    change = Change(before, after, window_s)
-    return {sign.name: measure(change) for sign, measure in measures_of(Signs) if sign.metadata["of_machine"]}
