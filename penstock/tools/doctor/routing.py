@@ -20,6 +20,11 @@ UNEVEN = 2.0
 """Times the even share from which on one replica has too much."""
 
 
+REPLICA_GAUGES = ("ready", "breaker_open", "pending", "waiting", "kv_usage")
+REPLICA_COUNTERS = ("penstock_router_choices_total", "penstock_router_replica_failures_total")
+"""What a router says of each replica, in the order of `ReplicaSigns`."""
+
+
 @dataclass(frozen=True, slots=True)
 class ReplicaSigns:
     """One replica as its router sees it, and what was sent to it in the window."""
@@ -87,25 +92,13 @@ def router_signs(before: Page, after: Page, window_s: float) -> RouterSigns:
 
 def _replica(name: str, change: Change, after: Page) -> ReplicaSigns:
     is_it: Where = lambda labels: labels.get("replica") == name  # noqa: E731
-
-    def gauge(kind: str) -> float:
-        samples = after.get(f"penstock_router_replica_{kind}", ())
-        return next((sample.value for sample in samples if is_it(sample.labels)), math.nan)
-
-    sent, failed = (
-        change.count(total, is_it)
-        for total in ("penstock_router_choices_total", "penstock_router_replica_failures_total")
+    pages = (after.get(f"penstock_router_replica_{kind}", ()) for kind in REPLICA_GAUGES)
+    ready, breaker_open, *load = (
+        next((sample.value for sample in page if is_it(sample.labels)), math.nan) for page in pages
     )
-    return ReplicaSigns(
-        name=name,
-        is_ready=gauge("ready") > 0.0,
-        is_breaker_open=gauge("breaker_open") > 0.0,
-        num_pending=gauge("pending"),
-        num_waiting=gauge("waiting"),
-        kv_usage_fraction=gauge("kv_usage"),
-        num_sent=0.0 if math.isnan(sent) else sent,
-        num_failed=0.0 if math.isnan(failed) else failed,
-    )
+    totals = (change.count(total, is_it) for total in REPLICA_COUNTERS)
+    counts = (0.0 if math.isnan(total) else total for total in totals)
+    return ReplicaSigns(name, ready > 0.0, breaker_open > 0.0, *load, *counts)
 
 
 def diagnose_router(signs: RouterSigns) -> tuple[Finding, ...]:

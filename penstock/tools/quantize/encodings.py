@@ -93,12 +93,12 @@ class Float8Encoding:
         return True
 
     def tensors(self, name: str, shape: tuple[int, ...]) -> list[PlannedTensor]:
-        stem, scale = name.removesuffix(".weight"), "BF16" if self.scale_dtype == torch.bfloat16 else "F32"
-        if self.block is None:
-            planned = (f"{stem}.weight_scale", (shape[0], 1))
-        else:
-            planned = (f"{stem}.weight_scale_inv", (-(-shape[0] // self.block), -(-shape[1] // self.block)))
-        return [PlannedTensor(name, "F8_E4M3", shape), PlannedTensor(planned[0], scale, planned[1])]
+        dtype = "BF16" if self.scale_dtype == torch.bfloat16 else "F32"
+        scales = (shape[0], 1) if self.block is None else tuple(-(-size // self.block) for size in shape[:2])
+        return [PlannedTensor(name, "F8_E4M3", shape), PlannedTensor(self._scale_name(name), dtype, scales)]
+
+    def _scale_name(self, name: str) -> str:
+        return f"{name.removesuffix('.weight')}.weight_scale{'' if self.block is None else '_inv'}"
 
     def round(self, weight: Tensor, importance: Tensor | None = None) -> ScaledCodes:
         height, width = (1, weight.shape[1]) if self.block is None else (self.block, self.block)
@@ -112,9 +112,7 @@ class Float8Encoding:
         return ScaledCodes(values, scales, (height, width))
 
     def write(self, name: str, codes: ScaledCodes) -> dict[str, Array]:
-        stem = name.removesuffix(".weight")
-        last = "weight_scale" if self.block is None else "weight_scale_inv"
-        return {name: raw(codes.values), f"{stem}.{last}": raw(codes.scales)}
+        return {name: raw(codes.values), self._scale_name(name): raw(codes.scales)}
 
     def bits_per_weight(self, num_columns: int) -> float:
         area = num_columns if self.block is None else self.block**2
