@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.cli import top
 from penstock.cli.bench import config as bench
@@ -30,10 +30,12 @@ from penstock.tools.doctor.signs import page_signs
 from penstock.tools.planner.candidate import Candidate
 from penstock.tools.planner.cause import LOST, LiveEvidence, cause_of
 from penstock.tools.planner.check import SHARES, TIMES, check
-from penstock.tools.planner.demand import Demand
 from penstock.tools.sim.simulation import simulate
 from penstock.tools.workload.asked import Asked
-from penstock.tools.workload.trace import Trace
+
+if TYPE_CHECKING:  # numpy, which the flags need not
+    from penstock.tools.planner.demand import Demand
+    from penstock.tools.workload.trace import Trace
 
 PLAIN_LABELS = {"output_tokens_per_s": "output tokens/s", "good_fraction": "good, % of requests"}
 OUTSIDE_STATUS = 1
@@ -164,7 +166,7 @@ def config_of(data: Mapping[str, Any]) -> PlanConfig:
         raise ConfigError(f"the plan's own question cannot be read ({error}); make the plan again") from error
 
 
-def measure(config: Config, asked: PlanConfig, demand: Demand, rate: float) -> dict[str, Any]:
+def measure(config: Config, asked: PlanConfig, demand: "Demand", rate: float) -> dict[str, Any]:
     """The report of a short benchmark; what it prints goes to the error stream."""
     from penstock.cli.bench.command import measured
     from penstock.cli.bench.progress import LiveProgress
@@ -193,11 +195,11 @@ def measure(config: Config, asked: PlanConfig, demand: Demand, rate: float) -> d
     return report
 
 
-def _trace_speed(trace: Trace, rate: float) -> float:
+def _trace_speed(trace: "Trace", rate: float) -> float:
     return rate / (len(trace) / trace.span_s) if trace.span_s else 1.0
 
 
-def candidate_of(data: Mapping[str, Any], asked: PlanConfig, demand: Demand) -> Candidate:
+def candidate_of(data: Mapping[str, Any], asked: PlanConfig, demand: "Demand") -> Candidate:
     """The candidate that the plan chose, made anew."""
     from penstock.cli.plan.command import PlanProgress, explore, search_of
 
@@ -210,7 +212,7 @@ def candidate_of(data: Mapping[str, Any], asked: PlanConfig, demand: Demand) -> 
     raise ConfigError(f"the plan chose {chosen['name']}, which does not fit any more; make the plan again")
 
 
-def predict(candidate: Candidate, asked: PlanConfig, demand: Demand, rate: float, num_requests: int) -> list[Summary]:
+def predict(candidate: Candidate, asked: PlanConfig, demand: "Demand", rate: float, num_requests: int) -> list[Summary]:
     """Exactly the requests that were sent, at the times they were due; for some moments of a machine that has slow ones."""
     vocab_size, slo = candidate.spec.vocab_size, bench.parse_slo(asked.goal.slo)
     if demand.trace is None:
