@@ -94,7 +94,7 @@ def record_of(rows: list[CheckRow], outside: float, measured: list[Measurement])
             "measured": round(row.measured, 6),
             "error": round(row.error or 0.0, 4),
             "interval": [round(end, 6) for end in row.interval],
-            "is_covered": row.is_covered,
+            "is_covered": row.interval[0] <= row.measured <= row.interval[1],
         }
         for row in rows
     }

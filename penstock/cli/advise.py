@@ -93,13 +93,8 @@ def _list(config: Config) -> int:
     if config.json:
         print_json([asdict(tree) for tree in trees.TREES.values()])
         return 0
-    print_table(
-        ("", ""),
-        [
-            *((name, tree.title) for name, tree in trees.TREES.items()),
-            *((name, page.about) for name, page in PAGES.items()),
-        ],
-    )
+    titles = {name: tree.title for name, tree in trees.TREES.items()}
+    print_table(("", ""), [*titles.items(), *((name, page.about) for name, page in PAGES.items())])
     return 0
 
 

@@ -71,28 +71,26 @@ def _answer(name: str, config: Any) -> int:
         print_json(answer)
         return 0
     print(f"{answer['question']}\n")
-    is_beside = config.output.textbook
-    columns = ("", "", *(("textbook",) if is_beside else ()), "from")
-    _print("inputs", columns, answer["quantities"], "origin", is_beside)
-    _print("answer", columns, answer["figures"], "formula", is_beside)
+    _print("inputs", answer["quantities"], "origin", config.output.textbook)
+    _print("answer", answer["figures"], "formula", config.output.textbook)
     for note in answer["notes"]:
         print(printable(note))
     return 0
 
 
-def _print(title: str, columns: tuple[str, ...], rows: list[dict[str, Any]], last: str, is_beside: bool) -> None:
+def _print(title: str, rows: list[dict[str, Any]], last: str, is_beside: bool) -> None:
     if not rows:
         return
+    values = {"value": "", "textbook": "textbook"} if is_beside else {"value": ""}
     laid = [
         (
             row.get("label", row["key"].replace("_", " ")),
-            in_words(row["value"], row["unit"]),
-            *((in_words(row["textbook"], row["unit"]),) if is_beside else ()),
+            *(in_words(row[key], row["unit"]) for key in values),
             row[last],
         )
         for row in rows
     ]
-    print_table((title, *columns[1:]), laid)
+    print_table((title, *values.values(), "from"), laid)
     print()
 
 

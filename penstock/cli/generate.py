@@ -122,8 +122,8 @@ class Report:
         self._progress = progress
         self._start_s = time.monotonic()
         self._first_s: dict[int, float] = {}
-        self._finished: dict[int, Completion] = {}
-        self._end_s: dict[int, float] = {}
+        self._finished: dict[int, tuple[Completion, float, float]] = {}
+        """With the moments of the first token and of the end."""
         self._num_printed = 0
 
     def take(self, update: "Update") -> None:
@@ -135,11 +135,10 @@ class Report:
     def show(self, completion: "Completion") -> None:
         """An answer that has ended."""
         now = time.monotonic()
-        self._finished[completion.index] = completion
-        self._end_s[completion.index] = now
+        self._finished[completion.index] = completion, self._first_s.pop(completion.index, now), now
         self._progress("generating", self._num_printed + len(self._finished), self._num_prompts)
         while (index := self._num_printed) in self._finished:
-            self._print(self._finished.pop(index), self._first_s.pop(index, now), self._end_s.pop(index))
+            self._print(*self._finished.pop(index))
             self._num_printed += 1
 
     def _print(self, completion: "Completion", first_s: float, end_s: float) -> None:
@@ -191,21 +190,19 @@ def _prompts(config: Config) -> list[str]:
 def _prompts_in(text: str, name: str) -> Iterator[str]:
     """One a line. Where the first line is a JSON object all must be, and empty lines count for nothing."""
     lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
-    if not lines or not _is_object(lines[0][1]):
+    if not lines or _object(lines[0][1]) is None:
         yield from (line.removesuffix("\r") for _, line in lines)
         return
     for number, line in lines:
-        try:
-            prompt = json.loads(line)["prompt"]
-        except (ValueError, TypeError, KeyError, RecursionError):
-            prompt = None
+        prompt = (_object(line) or {}).get("prompt")
         if not isinstance(prompt, str):
             raise ConfigError(f'line {number} of {name} is no JSON object with a "prompt" that is text')
         yield prompt
 
 
-def _is_object(line: str) -> bool:
+def _object(line: str) -> dict[str, Any] | None:
     try:
-        return isinstance(json.loads(line), dict)
+        found = json.loads(line)
     except (ValueError, RecursionError):
-        return False
+        return None
+    return found if isinstance(found, dict) else None

@@ -40,72 +40,55 @@ class Command:
         return import_module(self.module).run(config)
 
 
+def _ours(module: str, help: str, flags: str = "") -> Command:
+    return Command(f"penstock.cli.{module}", help, flags and f"penstock.cli.{flags}")
+
+
 COMMANDS: Mapping[str, Command] = {
-    "serve": Command("penstock.cli.serve", "Serve a model over HTTP: OpenAI's, Anthropic's and Ollama's APIs"),
-    "up": Command("penstock.cli.fleet.up", "Place replicas on a Ray cluster, route to them, replace and scale them"),
-    "status": Command("penstock.cli.fleet.status", "Show what penstock up has placed, and how starts went"),
-    "rank": Command("penstock.cli.fleet.rank", "Compute a part of a model for an engine on another machine"),
-    "route": Command("penstock.cli.fleet.route", "Serve many replicas as one: route, retry, fail over, drain"),
-    "keys": Command("penstock.cli.fleet.keys", "Create, list, rotate or revoke API keys of a gateway"),
-    "usage": Command("penstock.cli.fleet.usage", "Show what was used through a gateway and what it cost"),
-    "cache": Command(
-        "penstock.cli.fleet.sessions", "List, pin, drop, export or import sessions of a server's KV cache"
+    "serve": _ours("serve", "Serve a model over HTTP: OpenAI's, Anthropic's and Ollama's APIs"),
+    "up": _ours("fleet.up", "Place replicas on a Ray cluster, route to them, replace and scale them"),
+    "status": _ours("fleet.status", "Show what penstock up has placed, and how starts went"),
+    "rank": _ours("fleet.rank", "Compute a part of a model for an engine on another machine"),
+    "route": _ours("fleet.route", "Serve many replicas as one: route, retry, fail over, drain"),
+    "keys": _ours("fleet.keys", "Create, list, rotate or revoke API keys of a gateway"),
+    "usage": _ours("fleet.usage", "Show what was used through a gateway and what it cost"),
+    "cache": _ours("fleet.sessions", "List, pin, drop, export or import sessions of a server's KV cache"),
+    "adapters": _ours("fleet.adapters", "List, load or unload the adapters of a running server"),
+    "doctor": _ours("doctor", "Diagnose this machine or a server: symptom, layer, remedy"),
+    "doctor cache": _ours("fleet.cache", "Say why prompts nearly hit a server's prefix cache"),
+    "top": _ours("top", "Watch a running server: running and waiting requests, tokens per second"),
+    "chat": _ours("chat", "Talk with a model in the terminal"),
+    "generate": _ours("generate", "Complete prompts, all of them at once"),
+    "batch run": _ours("batch.run", "Answer a file of requests without a server; resumes where it was stopped"),
+    "conform": _ours("conform.run", "Check any server through the real clients of three dialects"),
+    "pull": _ours("model.pull", "Fetch a model"),
+    "verify": _ours("model.verify", "Compare a fetched model with its checksums"),
+    "list": _ours("model.list_models", "List the models that have been fetched"),
+    "show": _ours("model.show_model", "Show what a model is made of and what it takes"),
+    "detect": _ours("detect", "Look for the watermark that serve --watermark leaves in a text"),
+    "warm": _ours("model.warm", "Compile a model's GPU kernels before anybody serves it"),
+    "quantize": _ours("quantize", "Make a model smaller, in a format that others read too"),
+    "eval": _ours("evaluate.command", "Measure a model on a text or on questions, alone or beside another"),
+    "eval report": _ours("evaluate.report", "Report what making a model smaller changed: page and values"),
+    "eval compare": _ours("evaluate.compare", "Compare two reports of eval: better, worse, or chance"),
+    "train-draft": _ours(
+        "train_draft", "Train a drafter for a model on its own answers: Medusa heads or an EAGLE head"
     ),
-    "adapters": Command("penstock.cli.fleet.adapters", "List, load or unload the adapters of a running server"),
-    "doctor": Command("penstock.cli.doctor", "Diagnose this machine or a server: symptom, layer, remedy"),
-    "doctor cache": Command("penstock.cli.fleet.cache", "Say why prompts nearly hit a server's prefix cache"),
-    "top": Command("penstock.cli.top", "Watch a running server: running and waiting requests, tokens per second"),
-    "chat": Command("penstock.cli.chat", "Talk with a model in the terminal"),
-    "generate": Command("penstock.cli.generate", "Complete prompts, all of them at once"),
-    "batch run": Command(
-        "penstock.cli.batch.run", "Answer a file of requests without a server; resumes where it was stopped"
+    "bench": _ours("bench.command", "Benchmark any OpenAI-compatible server", "bench.config"),
+    "bench compare": _ours("bench.compare", "Compare two reports of bench"),
+    "bench throughput": _ours("bench.throughput", "Measure tokens per second of the engine alone"),
+    "bench latency": _ours("bench.latency", "Measure how long a batch takes, repeatedly"),
+    "profile": _ours("profile", "Measure step times of this machine, for simulator and planner"),
+    "profile step": _ours("bench.step", "Show where a step's time goes, beside what this machine reaches"),
+    "tune": _ours(
+        "tune.command", "Find the settings of serve that keep an SLO here: simulated, then measured", "tune.config"
     ),
-    "conform": Command("penstock.cli.conform.run", "Check any server through the real clients of three dialects"),
-    "pull": Command("penstock.cli.model.pull", "Fetch a model"),
-    "verify": Command("penstock.cli.model.verify", "Compare a fetched model with its checksums"),
-    "list": Command("penstock.cli.model.list_models", "List the models that have been fetched"),
-    "show": Command("penstock.cli.model.show_model", "Show what a model is made of and what it takes"),
-    "detect": Command("penstock.cli.detect", "Look for the watermark that serve --watermark leaves in a text"),
-    "warm": Command("penstock.cli.model.warm", "Compile a model's GPU kernels before anybody serves it"),
-    "quantize": Command("penstock.cli.quantize", "Make a model smaller, in a format that others read too"),
-    "eval": Command(
-        "penstock.cli.evaluate.command", "Measure a model on a text or on questions, alone or beside another"
-    ),
-    "eval report": Command(
-        "penstock.cli.evaluate.report", "Report what making a model smaller changed: page and values"
-    ),
-    "eval compare": Command("penstock.cli.evaluate.compare", "Compare two reports of eval: better, worse, or chance"),
-    "train-draft": Command(
-        "penstock.cli.train_draft",
-        "Train a drafter for a model on its own answers: Medusa heads or an EAGLE head",
-    ),
-    "bench": Command(
-        "penstock.cli.bench.command", "Benchmark any OpenAI-compatible server", "penstock.cli.bench.config"
-    ),
-    "bench compare": Command("penstock.cli.bench.compare", "Compare two reports of bench"),
-    "bench throughput": Command("penstock.cli.bench.throughput", "Measure tokens per second of the engine alone"),
-    "bench latency": Command("penstock.cli.bench.latency", "Measure how long a batch takes, repeatedly"),
-    "profile": Command("penstock.cli.profile", "Measure step times of this machine, for simulator and planner"),
-    "profile step": Command(
-        "penstock.cli.bench.step", "Show where a step's time goes, beside what this machine reaches"
-    ),
-    "tune": Command(
-        "penstock.cli.tune.command",
-        "Find the settings of serve that keep an SLO here: simulated, then measured",
-        "penstock.cli.tune.config",
-    ),
-    "plan": Command(
-        "penstock.cli.plan.command",
-        "Plan what to buy for a model and a load, and how to launch it",
-        "penstock.cli.plan.config",
-    ),
-    "plan verify": Command("penstock.cli.plan.verify", "Prove a plan on a live server: predicted beside measured"),
-    "lint": Command("penstock.cli.lint", "Find common mistakes in a deployment's settings"),
-    "advise": Command("penstock.cli.advise", "Walk a decision tree by questions; print checklists and the cheat sheet"),
-    "calc": Command("penstock.cli.calc", "Work out throughput, memory, users, cost and more, formula by formula"),
-    "simulate": Command(
-        "penstock.cli.simulate.command", "Simulate a load on any hardware with the engine's own scheduler"
-    ),
+    "plan": _ours("plan.command", "Plan what to buy for a model and a load, and how to launch it", "plan.config"),
+    "plan verify": _ours("plan.verify", "Prove a plan on a live server: predicted beside measured"),
+    "lint": _ours("lint", "Find common mistakes in a deployment's settings"),
+    "advise": _ours("advise", "Walk a decision tree by questions; print checklists and the cheat sheet"),
+    "calc": _ours("calc", "Work out throughput, memory, users, cost and more, formula by formula"),
+    "simulate": _ours("simulate.command", "Simulate a load on any hardware with the engine's own scheduler"),
 }
 
 

@@ -1,6 +1,6 @@
 """Flags that say how tokens are drawn, for every command that draws some."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from secrets import randbits
 from typing import TYPE_CHECKING
 
@@ -43,17 +43,7 @@ class SamplingConfig:
 
     def params(self, tokenizer: "Tokenizer | None" = None) -> SamplingParams:
         """The sampling parameters these flags ask for; without a seed, each call draws its own."""
+        asked = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "bad_words"}
         banned = () if tokenizer is None else tokenizer.spellings(self.bad_words)
-        return SamplingParams(
-            temperature=self.temperature,
-            top_k=self.top_k,
-            top_p=self.top_p,
-            min_p=self.min_p,
-            repetition_penalty=self.repetition_penalty,
-            presence_penalty=self.presence_penalty,
-            frequency_penalty=self.frequency_penalty,
-            seed=randbits(62) if self.seed is None else self.seed,
-            max_tokens=self.max_tokens,
-            stop=self.stop,
-            banned_sequences=banned,
-        )
+        seed = randbits(62) if self.seed is None else self.seed
+        return SamplingParams(**asked | {"seed": seed, "banned_sequences": banned})

@@ -25,6 +25,8 @@ from penstock.service.server.pool.config import PoolConfig, keep_alive_of
 KEY_VARIABLE = "PENSTOCK_API_KEY"
 ADMIN_VARIABLE = "PENSTOCK_ADMIN_KEY"
 REPLICA_VARIABLE = "PENSTOCK_REPLICA_KEY"
+KEY_VARIABLES = {"api_key": KEY_VARIABLE, "admin_key": ADMIN_VARIABLE, "router_key": REPLICA_VARIABLE}
+"""By the key that each holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,16 +76,11 @@ def found_values(asked: Mapping[str, Any]) -> dict[str, Any]:
 
 def warn_of_shown_keys(arguments: Sequence[str]) -> None:
     """A command line can be read by every user of this machine who lists processes."""
-    for flag, variable in (
-        ("--api-key", KEY_VARIABLE),
-        ("--admin-key", ADMIN_VARIABLE),
-        ("--router-key", REPLICA_VARIABLE),
-    ):
+    for name, variable in KEY_VARIABLES.items():
+        flag = f"--{name.replace('_', '-')}"
         if any(word == flag or word.startswith(flag + "=") for word in arguments):
-            print(
-                f"penstock: {flag} shows its key to everybody who lists processes; put it into {variable}",
-                file=sys.stderr,
-            )
+            told = f"{flag} shows its key to everybody who lists processes; put it into {variable}"
+            print(f"penstock: {told}", file=sys.stderr)
 
 
 def run(config: Config) -> int:
@@ -217,13 +214,10 @@ def run_replicas(config: Config) -> int:
 
 def with_key_of_environment(server: ServerConfig) -> ServerConfig:
     """The keys that no process list shows."""
-    key, admin_key = os.environ.get(KEY_VARIABLE), os.environ.get(ADMIN_VARIABLE)
-    router_key = os.environ.get(REPLICA_VARIABLE)
-    if key:
-        server = replace(server, api_key=(*server.api_key, key))
-    if router_key:
-        server = replace(server, router_key=router_key)
-    if admin_key:
-        server = replace(server, admin_key=(*server.admin_key, admin_key))
+    for name, variable in KEY_VARIABLES.items():
+        given: Any = getattr(server, name)
+        if key := os.environ.get(variable):
+            given = (*given, key) if isinstance(given, tuple) else key
+            server = replace(server, **{name: given})
     server.check_keyed()
     return server

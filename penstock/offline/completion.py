@@ -64,10 +64,6 @@ class Completion:
     def is_finished(self) -> bool:
         return all(choice.finish for choice in self.choices)
 
-    def keep_best(self, count: int) -> None:
-        """Keep the likeliest answers by mean log probability of their tokens, likeliest first."""
-        self.choices = sorted(self.choices, key=lambda choice: -choice.mean_logprob)[:count]
-
 
 @dataclass(frozen=True, slots=True)
 class Update:
@@ -87,7 +83,7 @@ class Running:
     request: Request
     completion: Completion
     streams: list[TextStream | None]
-    news: deque["News"]
+    news: deque["News"] = field(default_factory=deque)
     """Where its updates go: to whoever asked for it, whoever makes the engine step."""
 
     def take(self, delta: Delta) -> bool:

@@ -24,7 +24,6 @@ from penstock.runtime.layers.encoder import Encoder
 from penstock.runtime.models.spec import ModelSpec
 from penstock.runtime.sizing import OFFLINE_STEP_S, Sizing
 from penstock.runtime.text.beam import Beam, BeamRules, Ranked, TokenIds, beam_search
-from penstock.runtime.text.stream.reasoning import ReasoningStyle
 from penstock.runtime.text.stream.stop import StopSet
 from penstock.runtime.text.stream.stream import TextRules, TextStream
 from penstock.runtime.text.stream.styles import style_of_template
@@ -160,34 +159,30 @@ class LLM:
         have ended.
         """
         every = _listed(prompts)
-        samplings = list(params) if isinstance(params, Sequence) else [params or SamplingParams()] * len(every)
-        if len(samplings) != len(every):
-            raise RequestError(
-                f"there are {len(every)} prompts and {len(samplings)} sampling params; give one, or one each"
-            )
+        samplings = params if isinstance(params, Sequence) else [params or SamplingParams()] * len(every)
+        adapters = [adapter] * len(every) if isinstance(adapter, str) else adapter
+        for given, what in ((samplings, "sampling params"), (adapters, "adapters")):
+            if len(given) != len(every):
+                raise RequestError(f"there are {len(every)} prompts and {len(given)} {what}; give one, or one each")
         kept = [each.n for each in samplings]
         if best_of is not None:
             samplings = [replace(each, n=max(best_of, each.n), logprobs=each.logprobs or 0) for each in samplings]
-        news: deque[News] = deque()
-        adapters = [adapter] * len(every) if isinstance(adapter, str) else list(adapter)
-        if len(adapters) != len(every):
-            raise RequestError(f"there are {len(every)} prompts and {len(adapters)} adapters; give one, or one each")
-        runs = [self._prepare(*each[:2], news, adapter=each[2]) for each in zip(every, samplings, adapters)]
+        runs = [self._prepare(*each[:2], adapter=each[2]) for each in zip(every, samplings, adapters)]
         for index, run in enumerate(runs):
             run.completion.index = index
-        for update in self._run(runs, news):
+        for update in self._run(runs):
             if on_update is not None:
                 on_update(update)
         completions = [run.completion for run in runs]
         if best_of is not None:
             for completion, num_kept in zip(completions, kept):
-                completion.keep_best(num_kept)
+                likeliest = sorted(completion.choices, key=lambda choice: -choice.mean_logprob)
+                completion.choices = likeliest[:num_kept]
         return completions
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None, *, adapter: str = "") -> Iterator[Update]:
         """Complete one prompt, yielding text as it comes. Leaving the loop cancels it."""
-        news: deque[News] = deque()
-        yield from self._run([self._prepare(prompt, params or SamplingParams(), news, adapter=adapter)], news)
+        yield from self._run([self._prepare(prompt, params or SamplingParams(), adapter=adapter)])
 
     def chat(
         self,
@@ -214,7 +209,8 @@ class LLM:
         """Answer a conversation, yielding text as it comes. Leaving the loop cancels it."""
         params = params or SamplingParams()
         prompt = self._tokenize_chat(messages, tools)
-        style = self._reasoning_style
+        template = self.files.chat_template
+        style = None if template is None else style_of_template(template.source)
         rules = TextRules(style=style, is_open=style is not None and style.is_open(prompt.text))
         known = [tool_of(tool) for tool in tools]
         content = None if params.grammar is None else (params.grammar.kind, params.grammar.source)
@@ -225,8 +221,7 @@ class LLM:
             params = replace(params, grammar=Grammar(*held))
         if tools:
             rules = rules._replace(make_parser=self._speech.parser(known), markers=self._speech.visible)
-        news: deque[News] = deque()
-        yield from self._run([self._prepare(prompt.token_ids, params, news, rules, adapter)], news)
+        yield from self._run([self._prepare(prompt.token_ids, params, rules, adapter)])
 
     def render_chat(self, messages: Sequence[Message]) -> str:
         """The prompt a conversation becomes."""
@@ -300,18 +295,8 @@ class LLM:
             return ""
         return self.files.tokenizer.decode(beam.token_ids[: len(beam.token_ids) - beam.is_ended], at_start=False)
 
-    @property
-    def _reasoning_style(self) -> ReasoningStyle | None:
-        template = self.files.chat_template
-        return None if template is None else style_of_template(template.source)
-
     def _prepare(
-        self,
-        prompt: Prompt,
-        params: SamplingParams,
-        news: deque[News],
-        rules: TextRules = CONTINUING,
-        adapter: str = "",
+        self, prompt: Prompt, params: SamplingParams, rules: TextRules = CONTINUING, adapter: str = ""
     ) -> Running:
         """A request that could be served, with the streams its text will come through."""
         limits = self.engine.scheduler.limits
@@ -327,7 +312,7 @@ class LLM:
         request = Request(request_id=next(self._numbers), prompt=ids, params=params, adapter=path)
         limits.longest(request)
         rules = rules._replace(stops=StopSet(params.stop) if params.stop else None, min_tokens=params.min_tokens)
-        return Running(request, completion, [self._text_stream(rules) for _ in range(params.n)], news)
+        return Running(request, completion, [self._text_stream(rules) for _ in range(params.n)])
 
     def _text_stream(self, rules: TextRules) -> TextStream | None:
         if self.loaded.files is not None:
@@ -336,8 +321,11 @@ class LLM:
             raise no_words(self.config.model.model)
         return None
 
-    def _run(self, runs: Sequence[Running], news: deque[News]) -> Iterator[Update]:
+    def _run(self, runs: Sequence[Running]) -> Iterator[Update]:
         """Step the engine until these are finished; others under way advance too, and their news waits for them."""
+        news: deque[News] = deque()
+        for run in runs:
+            run.news = news
         left = {run.request.request_id: run for run in runs}
         self._running |= left
         self._waiting.extend(runs)

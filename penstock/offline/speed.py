@@ -8,22 +8,11 @@ import resource
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from penstock.offline.llm import LLM, Update
 from penstock.runtime.core.request import SamplingParams
 
 Figures = dict[str, float]
-
-
-@dataclass
-class TokenTimes:
-    """When each request's tokens came."""
-
-    times: dict[int, list[float]] = field(default_factory=dict)
-
-    def see(self, update: Update) -> None:
-        self.times.setdefault(id(update.completion), []).extend([time.monotonic()] * update.num_tokens)
 
 
 class SpeedTest:
@@ -36,27 +25,31 @@ class SpeedTest:
     def ids(self, count: int) -> list[int]:
         return [self.random.randrange(10, self.llm.spec.vocab_size) for _ in range(count)]
 
-    def timed(self, prompts: list[list[int]], num_tokens: int) -> tuple[float, TokenTimes, float]:
-        """Seconds, the times of all tokens, and when it began."""
-        watch, params = TokenTimes(), SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
+    def timed(self, prompts: list[list[int]], num_tokens: int) -> tuple[float, list[list[float]]]:
+        """Seconds until all had ended, and until each token of each request came."""
+        times: list[list[float]] = [[] for _ in prompts]
         begin = time.monotonic()
-        self.llm.generate(prompts, params, on_update=watch.see)
-        return time.monotonic() - begin, watch, begin
+
+        def see(update: Update) -> None:
+            times[update.completion.index] += [time.monotonic() - begin] * update.num_tokens
+
+        params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
+        self.llm.generate(prompts, params, on_update=see)
+        return time.monotonic() - begin, times
 
     def w1(self) -> Figures:
         """Prefill of 512 tokens."""
-        seconds, _, _ = self.timed([self.ids(512)], 1)
+        seconds, _ = self.timed([self.ids(512)], 1)
         return {"tokens_per_s": 512 / seconds}
 
     def w2(self) -> Figures:
         """128 tokens after 64, one sequence."""
-        _, watch, _ = self.timed([self.ids(64)], 128)
-        (times,) = watch.times.values()
+        _, (times,) = self.timed([self.ids(64)], 128)
         return {"tokens_per_s": (len(times) - 1) / (times[-1] - times[0])}
 
     def w3(self, num_requests: int = 64) -> Figures:
         """Requests of 256 + 128 tokens, as many at once as the engine takes."""
-        seconds, _, _ = self.timed([self.ids(256) for _ in range(num_requests)], 128)
+        seconds, _ = self.timed([self.ids(256) for _ in range(num_requests)], 128)
         return {"output_tokens_per_s": num_requests * 128 / seconds}
 
 

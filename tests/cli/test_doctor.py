@@ -273,3 +273,18 @@ def test_a_machine_nobody_knows_is_refused_before_the_wait(capsys) -> None:
     words = ["doctor", "http://127.0.0.1:9", "--hardware", "abacus", "--model", "llama-3.1-8b"]
     assert main(words) == 2
     assert "abacus" in capsys.readouterr().err
+
+
+def test_top_shows_the_fullest_cache_of_several_engines_and_all_their_requests(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    usage = b"".join(
+        b'vllm:kv_cache_usage_perc{engine="%d"} 0.%d\nvllm:num_requests_running{engine="%d"} 3.0\n'
+        % (engine, share, engine)
+        for engine, share in enumerate((7, 8, 6))
+    )
+    with answering(usage) as url:
+        assert main(["top", url, "--once", "--json", "--every-s", "0.05"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert figures["kv_percent"] == 80.0
+    assert figures["running"] == 9.0

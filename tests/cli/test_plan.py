@@ -104,10 +104,11 @@ def test_what_a_plan_chose_can_be_made_anew(emitted):
     path, data = emitted
     assert read_plan(path) == data == read_plan(path.with_suffix(".json"))
     asked = config_of(data)
-    candidate = candidate_of(data, asked)
+    demand = demand_of(asked.load, asked.goal)
+    candidate = candidate_of(data, asked, demand)
     assert candidate.name == data["chosen"]["name"]
     assert candidate.max_sequences == data["chosen"]["max_sequences"]
-    first, second = (predict(data, asked, 50.0, 40) for _ in range(2))
+    first, second = (predict(candidate, asked, demand, 50.0, 40) for _ in range(2))
     assert first == second
     assert [moment.num_requests for moment in first] == [40]
 

@@ -93,7 +93,7 @@ def test_devices_hold_their_shares(tensor, pipeline):
     count = layout.devices_per_copy
     whole = weight_bytes(LLAMA_70B, Precision())
     assert whole / count <= weight_bytes(LLAMA_70B, Precision(), layout) <= 1.06 * whole / count
-    fraction = 1 / tensor * layout.largest_stage(80) / 80
+    fraction = 1 / tensor * -(-80 // layout.pipeline) / 80
     assert kv_fraction(LLAMA_70B, layout) == pytest.approx(fraction)
     assert workspace_bytes(LLAMA_70B, 2048, 256, layout) <= workspace_bytes(LLAMA_70B, 2048, 256)
 

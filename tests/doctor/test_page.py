@@ -51,7 +51,7 @@ def test_a_counter_grows_by_what_was_added(first: int, more: int, seconds: float
     assert change.count("things_total") == more
     assert change.count("things_total", lambda labels: labels["kind"] == "old") == 0
     assert change.rate("things_total") == pytest.approx(more / seconds)
-    assert change.total("things_total") == first + more
+    assert change.gauge("things_total") == first + more
     assert not change.has_restarted
 
 
@@ -93,7 +93,7 @@ def test_what_is_not_there_is_unknown_and_remembered() -> None:
         change.gauge("b", "c"),
         change.quantile(0.5, "d"),
         change.mean("e"),
-        change.total("f"),
+        change.gauge("f"),
     ]
     assert all(math.isnan(value) for value in unknown)
     assert math.isnan(change.label("there", "size"))

@@ -10,9 +10,10 @@ import pytest
 from penstock.cli.fleet.guided import guide
 from penstock.metrics.exposition import exposition
 from penstock.metrics.page import Page, parse_page
+from penstock.tools.doctor.page import measures_of
 from penstock.tools.doctor.rule import diagnose
 from penstock.tools.doctor.rules import RULES
-from penstock.tools.doctor.signs import machine_signs
+from penstock.tools.doctor.signs import Signs, page_signs
 from penstock.tools.measure.nvml import Process
 from penstock.tools.measure.signals import GpuSignals, HostSignals
 from tests.doctor.test_rules import HEALTHY
@@ -22,6 +23,12 @@ SICK = replace(
 )
 """What a server shows that is too slow for its load, whatever the cause."""
 WINDOW_S = 10.0
+
+
+def machine_signs(before: Page, after: Page, window_s: float) -> dict[str, float]:
+    """What a machine's own metrics tell, by name of the sign."""
+    signs = page_signs(before, after, window_s)
+    return {sign.name: getattr(signs, sign.name) for sign, _ in measures_of(Signs) if sign.metadata["of_machine"]}
 
 
 class Machine:

@@ -3,16 +3,10 @@
 import sys
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
-from penstock.config import (
-    CacheConfig,
-    EngineConfig,
-    ModelConfig,
-    ParallelConfig,
-    SchedulerConfig,
-    SpeculationConfig,
-)
+from penstock.config import CacheConfig, EngineConfig, ModelConfig, ParallelConfig, SchedulerConfig, SpeculationConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +49,7 @@ def run(config: Config) -> int:
         totals = batch.totals
         try:
             with ProgressBar("requests") as progress:
-                batch.run(
-                    config.engine,
-                    command,
-                    open_text(model),
-                    spawned,
-                    lambda done, total: progress("answering", done, total),
-                )
+                batch.run(config.engine, command, open_text(model), spawned, partial(progress, "answering"))
         except KeyboardInterrupt:
             num_done = totals.num_resumed + totals.num_answered
             print(f"{num_done:,} of {totals.num_total:,} answered; the same command goes on", file=sys.stderr)

@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from penstock.cli.evaluate.config import Config, engine_config
@@ -91,10 +92,7 @@ def _perplexity(config: Config, text: str) -> dict[str, Any]:
         start_s = time.monotonic()
         more: dict[str, Any] = {}
         with ProgressBar("tokens") as progress:
-
-            def on_progress(done: int, total: int) -> None:
-                progress("measuring", done, total)
-
+            on_progress = partial(progress, "measuring")
             if config.reference is None and config.save_logits is None:
                 found = measure(llm, token_ids, context, stride, on_progress, adapter=adapter_at(config.adapter)[1])
             elif config.adapter is not None:

@@ -59,10 +59,10 @@ def run(config: Config) -> int:
     whole, small = open_files(config.before), open_files(config.made)
     if whole.spec.vocab_size != small.spec.vocab_size:
         raise ConfigError(f"{config.made} has another vocabulary than {config.before}; name the model it was made of")
-    made = _card(small.path)
+    folder = small.path if small.path.is_dir() else small.path.parent
+    made = _card(folder)
     before = _measured(config, config.before, whole, None)
     report = summarize(made, before, _measured(config, config.made, small, config.before))
-    folder = small.path if small.path.is_dir() else small.path.parent
     if (folder / CARD).exists():
         (folder / REPORT).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     if report["format"]:
@@ -78,8 +78,7 @@ def run(config: Config) -> int:
     return 0
 
 
-def _card(path: Path) -> dict[str, Any]:
-    folder = path if path.is_dir() else path.parent
+def _card(folder: Path) -> dict[str, Any]:
     try:
         found = json.loads((folder / CARD).read_text(encoding="utf-8"))
         return found if isinstance(found, dict) else {}

@@ -13,17 +13,7 @@ from penstock.console.show import print_json, print_table, printable
 from penstock.runtime.models import catalog
 from penstock.runtime.models.kinds.bounded import Bounded
 from penstock.runtime.models.kinds.forgetting import bounded
-from penstock.runtime.models.spec import (
-    GQA,
-    MLA,
-    NO_MLP,
-    Attention,
-    GatedMLP,
-    ModelSpec,
-    MoE,
-    PlainMLP,
-    Rope,
-)
+from penstock.runtime.models.spec import GQA, MLA, NO_MLP, Attention, GatedMLP, ModelSpec, MoE, PlainMLP, Rope
 from penstock.runtime.models.weights import sources
 
 if TYPE_CHECKING:

@@ -55,13 +55,22 @@ def run(config: Config) -> int:
     return 0 if plan.chosen is not None and plan.chosen.num_replicas else 1
 
 
-def demand_of(load: ExpectedLoad, goal: PlanGoal, adapters: tuple[float, ...] = ()) -> Demand:
+def filled(load: ExpectedLoad) -> ExpectedLoad:
+    """With the lengths of its workload where none are given."""
     kind = KINDS[load.workload]
+    shared = kind.shared_prefix if load.shared_prefix is None else load.shared_prefix
+    return replace(
+        load, prompts=load.prompts or kind.prompts, answers=load.answers or kind.answers, shared_prefix=shared
+    )
+
+
+def demand_of(load: ExpectedLoad, goal: PlanGoal, adapters: tuple[float, ...] = ()) -> Demand:
+    load = filled(load)
     demand = Demand(
         rate=load.rate,
-        prompts=lengths.parse(load.prompts or kind.prompts),
-        answers=lengths.parse(load.answers or kind.answers),
-        shared_prefix=kind.shared_prefix if load.shared_prefix is None else load.shared_prefix,
+        prompts=lengths.parse(load.prompts),
+        answers=lengths.parse(load.answers),
+        shared_prefix=load.shared_prefix or 0,
         variation=load.variation,
         trace=None if load.trace is None else read(load.trace),
         seed=load.seed,
@@ -118,20 +127,15 @@ def _measured_hardware(path: Path, max_devices: int) -> tuple[Hardware, ...]:
 def explore(config: Config, described: Described, demand: Demand, search: Search) -> tuple[list[Found], list[Rejected]]:
     """Candidates that fit: by arithmetic, or the one engine that was measured."""
     if config.space.profile is not None:
-        return list(profiled(config, described, demand, search)), []
-    search_space = search.search_space
-    if described.file_bytes is None:
-        return space.explore(described.spec, search_space, demand, search.target.slo)
-    return space.explore_file(described.spec, described.file_bytes, search_space, demand, search.target.slo)
+        return list(profiled(config.space.profile, config, described, demand, search)), []
+    return space.explore(described.spec, search.search_space, demand, search.target.slo, described.file_bytes)
 
 
-def profiled(config: Config, described: Described, demand: Demand, search: Search) -> Iterator[Found]:
+def profiled(path: Path, config: Config, described: Described, demand: Demand, search: Search) -> Iterator[Found]:
     """The engine that was measured, and the same cut over ranks where the profile says what those take."""
-    if config.space.profile is None:
-        raise ConfigError("no profile was given; name one with --profile")
     if config.asked.adapters:
         raise ConfigError("a profile does not say what adapters take; plan --adapters for devices by name")
-    profile = open_profile(config.space.profile)
+    profile = open_profile(path)
     if profile.vocab_size != described.spec.vocab_size:
         raise ConfigError(f"the profile is of {profile.model}, another model than {config.model}; give its own")
     asked = profile.config.get("scheduler", {})

@@ -60,7 +60,8 @@ def plan_data(
         "what_ifs": [_what_if_data(one, chosen) for one in plan.what_ifs],
         "constraint": _constraint_data(plan),
         "trust": trust_data(config, search, plan),
-        "self_host": _cost_data(search, plan),
+        "self_host": plan.cost
+        and asdict(plan.cost) | {"dollars": plan.cost.dollars, "assumed": asdict(search.assumed)},
         "regions": [
             asdict(one) for one in plan_regions(read_regions(config.space.regions), plan.demand.rate, plan.options)
         ],
@@ -91,10 +92,7 @@ def option_data(option: Option, plan: Plan, source: str, quality: Mapping[str, A
         "layout": asdict(candidate.layout),
         "weights": candidate.weights,
         "quality": quality.get(candidate.weights),
-        "kv": candidate.kv,
-        "max_sequences": candidate.max_sequences,
-        "max_batch_tokens": candidate.max_batch_tokens,
-        "max_context": candidate.max_context,
+        **{name: getattr(candidate, name) for name in ("kv", "max_sequences", "max_batch_tokens", "max_context")},
         "devices_per_replica": candidate.num_devices,
         "fit": asdict(option.fit),
         "decode_floor_s": decode_floor_s(weights, candidate.hardware.achievable) if not candidate.measured else None,
@@ -133,12 +131,8 @@ def run_data(run: CapacityTrial, candidate: Candidate) -> dict[str, Any]:
         "rate": run.rate,
         "num_copies": run.num_copies,
         "num_requests": summary.num_requests,
-        "good_fraction": run.good_fraction,
-        "late_ttft_fraction": run.late_ttft_fraction,
-        "late_tpot_fraction": run.late_tpot_fraction,
-        "ttft": _percentiles(summary.ttft),
-        "tpot": _percentiles(summary.tpot),
-        "e2e": _percentiles(summary.e2e),
+        **{name: getattr(run, name) for name in ("good_fraction", "late_ttft_fraction", "late_tpot_fraction")},
+        **{name: _percentiles(getattr(summary, name)) for name in ("ttft", "tpot", "e2e")},
         "mean_queue_s": waiting / run.rate,
         "inside": run.rate * summary.e2e.mean,
         "max_kv_usage_fraction": max(replica.max_kv_usage_fraction for replica in replicas),
@@ -171,12 +165,9 @@ def _constraint_data(plan: Plan) -> dict[str, Any] | None:
 
 def trust_data(config: Config, search: Search, plan: Plan) -> dict[str, Any]:
     """Where the numbers come from; of prices, those that were not given."""
-    share = PURCHASE[config.space.purchase]
-    bought = (
-        ""
-        if share == 1.0
-        else f"; {100 * share:g} % of that for {config.space.purchase} hours, as is usual of large clouds"
-    )
+    share, bought = PURCHASE[config.space.purchase], ""
+    if share != 1.0:
+        bought = f"; {100 * share:g} % of that for {config.space.purchase} hours, as is usual of large clouds"
     common = {
         "memory": "the engine's own sizing, from published shapes and sizes",
         "scheduling": "the engine's own scheduler under a virtual clock",
@@ -221,14 +212,7 @@ def _exchanges(plan: Plan) -> dict[str, str]:
         device, count = option.candidate.hardware, option.candidate.layout.devices_per_copy
         if count > 1:
             link = device.link(count)
-            origin = (
-                "timed between ranks of it" if link == device.measured_link else f"from the figures of its {link.kind}"
-            )
+            is_timed = link == device.measured_link
+            origin = "timed between ranks of it" if is_timed else f"from the figures of its {link.kind}"
             found[device.name] = f"{link}; {origin}"
     return found
-
-
-def _cost_data(search: Search, plan: Plan) -> dict[str, Any] | None:
-    if plan.cost is None:
-        return None
-    return asdict(plan.cost) | {"dollars": plan.cost.dollars, "assumed": asdict(search.assumed)}

@@ -78,17 +78,17 @@ def nodes_of(candidate: Candidate) -> int:
 def serve_config(candidate: Candidate, source: str, port: int = 8000) -> serve.Config:
     """What serve must be told so that its engine is the one that was simulated."""
     weights: Weights = "fp8" if candidate.weights == "fp8" else "auto"
-    if candidate.weights in MADE_WEIGHTS:
-        source = made_name(candidate, source)
-        weights = "packed" if candidate.hardware.kind == "gpu" else "auto"
+    if candidate.weights in MADE_WEIGHTS and candidate.hardware.kind == "gpu":
+        weights = "packed"
     layout, nodes = candidate.layout, nodes_of(candidate)
-    rendezvous = RENDEZVOUS if nodes > 1 else None
     return serve.Config(
         server=ServerConfig(port=port),
-        model=ModelConfig(source, weights=weights, max_context=candidate.max_context),
+        model=ModelConfig(served(candidate, source), weights=weights, max_context=candidate.max_context),
         cache=replace(CacheConfig(), kv={"fp8": "fp8", "int8": "int8"}.get(candidate.kv, "auto")),  # type: ignore[arg-type]
         scheduler=SchedulerConfig(max_batch_tokens=candidate.max_batch_tokens, max_sequences=candidate.max_sequences),
-        parallel=ParallelConfig(layout.tensor, layout.pipeline, layout.expert, nodes, rendezvous),
+        parallel=ParallelConfig(
+            layout.tensor, layout.pipeline, layout.expert, nodes, RENDEZVOUS if nodes > 1 else None
+        ),
         adapter=_adapters(candidate.adapters),
     )
 
@@ -101,8 +101,10 @@ def _adapters(asked: AskedAdapters) -> AdapterConfig:
     )
 
 
-def made_name(candidate: Candidate, source: str) -> str:
-    """The folder that a made format is written to and served from."""
+def served(candidate: Candidate, source: str) -> str:
+    """What serve is told: the source, or the folder that a made format is written to."""
+    if candidate.weights not in MADE_WEIGHTS:
+        return source
     return f"{source.rstrip('/').rpartition('/')[2].rpartition(':')[2]}-{candidate.weights}"
 
 
@@ -110,9 +112,7 @@ def making(candidate: Candidate, source: str) -> list[str]:
     """The command that writes the weights, where they have to be made first."""
     if candidate.weights not in MADE_WEIGHTS:
         return []
-    return [
-        shlex.join(["penstock", "quantize", source, "--to", candidate.weights, "--out", made_name(candidate, source)])
-    ]
+    return [shlex.join(["penstock", "quantize", source, "--to", candidate.weights, "--out", served(candidate, source)])]
 
 
 def command(candidate: Candidate, source: str, port: int = 8000) -> str:
@@ -160,9 +160,9 @@ def simulate_command(option: Option, model: str, config_path: str, profile: Path
 def config_text(option: Option, model: str, source: str, path: str, profile: Path | None = None) -> str:
     """A TOML file that `serve --config` and `simulate --config` both read."""
     lines = [f"# {model} on {option.candidate.name}: {option.num_replicas} of these"]
-    if option.candidate.weights in MADE_WEIGHTS and source:
+    if source:
         lines += [f"# {line}" for line in making(option.candidate, source)]
-        source = made_name(option.candidate, source)
+        source = served(option.candidate, source)
     if option.gaps:
         lines += [f"# The engine cannot run this layout yet: {gap}" for gap in option.gaps]
     else:
@@ -176,10 +176,8 @@ def config_text(option: Option, model: str, source: str, path: str, profile: Pat
 def cluster_text(option: Option, model: str, source: str, path: str) -> str:
     """A TOML file that `up` takes: the same engine, so many of them."""
     candidate, count = option.candidate, max(option.num_replicas, 1)
-    if candidate.weights in MADE_WEIGHTS:
-        source = made_name(candidate, source)
     lines = [f"# {model} on {candidate.name}: {count} replicas", f"# {shlex.join(['penstock', 'up', path])}", ""]
-    values = [f"model = {json.dumps(source)}", f"min-replicas = {count}", f"max-replicas = {count}"]
+    values = [f"model = {json.dumps(served(candidate, source))}", f"min-replicas = {count}", f"max-replicas = {count}"]
     if candidate.hardware.kind == "gpu":
         values.append('device = "cuda"')
     if nodes_of(candidate) > 1:

@@ -2,18 +2,15 @@
 calls it. Nothing is downloaded.
 """
 
-import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from penstock.errors import ConfigError, ModelFileError
+from penstock.console.files import read_object
+from penstock.errors import ConfigError
 from penstock.runtime.formats.source import parse_source
 from penstock.runtime.formats.store import find_entry
 from penstock.runtime.models import catalog, registry
 from penstock.runtime.models.spec import ModelSpec
-
-MAX_CONFIG_BYTES = 16 * 2**20
 
 
 class Described(NamedTuple):
@@ -61,16 +58,7 @@ def _fetched(model: str) -> Path:
 
 
 def spec_of_config(path: Path) -> ModelSpec:
-    try:
-        with path.open("rb") as file:
-            config = json.loads(file.read(MAX_CONFIG_BYTES))
-    except OSError as error:
-        raise ModelFileError(f"cannot read {path}: {error.strerror}; give the path of a config.json") from error
-    except (ValueError, RecursionError) as error:
-        raise ModelFileError(f"{path} is not JSON; give the path of a config.json") from error
-    if not isinstance(config, Mapping):
-        raise ModelFileError(f"{path} holds no JSON object; give the path of a config.json")
-    return registry.read_spec(config)
+    return registry.read_spec(read_object(path, "JSON object", "give the path of a config.json"))
 
 
 def _gguf(path: Path) -> Described:

@@ -85,14 +85,13 @@ def _print_fit(chosen: Data, demand: Data) -> None:
 def _print_capacity(chosen: Data) -> None:
     capacity, price = chosen["capacity"], chosen["dollars_per_million"]
     _title("Capacity at the SLO, a replica")
-    per_user = capacity["tokens_per_s_per_user"]
     rows: list[tuple[str, object]] = [
         ("requests/s", capacity["requests_per_s"]),
         ("of which good", capacity["good_requests_per_s"]),
         ("users at once", capacity["users"]),
         ("output tokens/s", capacity["tokens_per_s"]),
         ("output tokens/s a device", capacity["tokens_per_s_per_device"]),
-        ("output tokens/s a user", per_user),
+        ("output tokens/s a user", capacity["tokens_per_s_per_user"]),
     ]
     if price is not None:
         rows += [
@@ -175,9 +174,8 @@ def _print_regions(data: Data) -> None:
     print("spare: replicas that let the others carry everything while any one region is lost")
     hourly = [one["hourly"] for one in data["regions"]]
     if None not in hourly:
-        print(
-            f"in all: ${sum(hourly) * HOURS_PER_MONTH:,.0f} a month for devices, in place of those of one fleet below"
-        )
+        month = f"${sum(hourly) * HOURS_PER_MONTH:,.0f} a month"
+        print(f"in all: {month} for devices, in place of those of one fleet below")
 
 
 def _print_what_ifs(data: Data) -> None:
@@ -221,12 +219,10 @@ def _print_trust(trust: Data) -> None:
             rows.append(("EXTRAPOLATED", f"{share:.0f} % of steps lie beyond what was measured"))
     else:
         ceilings = ", ".join(f"{name} {how}" for name, how in trust["ceilings"].items())
+        way = "measure with penstock profile there, or penstock plan verify"
         rows = [
             ("step times", f"roofline, from the devices' figures ({ceilings}); no step was measured"),
-            (
-                "EXTRAPOLATED",
-                "no back-test on such a device; measure with penstock profile there, or penstock plan verify",
-            ),
+            ("EXTRAPOLATED", f"no back-test on such a device; {way}"),
         ]
     rows += [("all-reduce", f"{name}: {words}") for name, words in trust["exchanges"].items()]
     rows += [
@@ -267,10 +263,8 @@ def _print_cost(data: Data) -> None:
             prices += f", {100 * assumed['api_batch']:g} % of that"
         rows.append(("an API", f"${cost['api_dollars']:,.0f} at {prices}"))
         even = cost["break_even_requests"]
-        reported = (
-            "never: a full replica costs more than the API" if even is None else f"{even / 1e6:,.2f} million requests"
-        )
-        rows.append(("break-even", reported))
+        never = "never: a full replica costs more than the API"
+        rows.append(("break-even", never if even is None else f"{even / 1e6:,.2f} million requests"))
     _rows(*rows)
 
 

@@ -8,9 +8,9 @@ import math
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.cli import top
 from penstock.cli.bench import config as bench
@@ -26,11 +26,16 @@ from penstock.metrics.summary import Summary
 from penstock.runtime.core.batch import Batch
 from penstock.tools.cost.cost import decode_chunks
 from penstock.tools.doctor.page import Change, share
-from penstock.tools.doctor.signs import machine_signs
+from penstock.tools.doctor.signs import page_signs
 from penstock.tools.planner.candidate import Candidate
-from penstock.tools.planner.cause import LiveEvidence, cause_of
+from penstock.tools.planner.cause import LOST, LiveEvidence, cause_of
 from penstock.tools.planner.check import SHARES, TIMES, check
 from penstock.tools.sim.simulation import simulate
+from penstock.tools.workload.asked import Asked
+
+if TYPE_CHECKING:  # numpy, which the flags need not
+    from penstock.tools.planner.demand import Demand
+    from penstock.tools.workload.trace import Trace
 
 PLAIN_LABELS = {"output_tokens_per_s": "output tokens/s", "good_fraction": "good, % of requests"}
 OUTSIDE_STATUS = 1
@@ -65,13 +70,17 @@ def run(config: Config) -> int:
         raise ConfigError(
             "no plan was given; make one with penstock plan MODEL --emit plan.toml and name it with --plan"
         )
+    from penstock.cli.plan.command import demand_of
+
     data = read_plan(config.plan)
     asked = config_of(data)
+    demand = demand_of(asked.load, asked.goal)
     rate = config.rate or float(data["demand"]["rate"]) / max(int(data["chosen"]["num_replicas"]), 1)
     before, before_s = _page(config), time.monotonic()
-    report = measure(config, asked, rate)
+    report = measure(config, asked, demand, rate)
     after, seconds = _page(config), time.monotonic() - before_s
-    summaries = predict(data, asked, rate, config.num_requests)
+    candidate = candidate_of(data, asked, demand)
+    summaries = predict(candidate, asked, demand, rate, config.num_requests)
     moments = [figures(asdict(summary)) for summary in summaries]
     outcome = check(moments, figures(report["runs"][0]["summary"]), config.tolerance, _model_error(asked))
     shown = ("predicted", "interval", "measured", "error")
@@ -80,7 +89,7 @@ def run(config: Config) -> int:
         for row in outcome.rows
     ]
     is_valid = report["verdict"] == "valid"
-    evidence = _evidence(before, after, seconds, summaries[0], candidate_of(data, asked))
+    evidence = _evidence(before, after, seconds, summaries[0], candidate)
     cause, remedy = cause_of(evidence, is_profiled=asked.space.profile is not None)
     reported = {
         "rate": rate,
@@ -119,7 +128,7 @@ def _page(config: Config) -> Page:
 
 def _evidence(before: Page, after: Page, seconds: float, predicted: Summary, candidate: Candidate) -> LiveEvidence:
     """What the server says of the time it was measured, beside what was predicted for it."""
-    change = Change(before, after, seconds)
+    change, signs = Change(before, after, seconds), page_signs(before, after, seconds)
     terms = {one.labels.get("term", ""): one.value for one in after.get("penstock_step_seconds", ())}
     step_ratio = math.nan
     if terms:
@@ -129,10 +138,10 @@ def _evidence(before: Page, after: Page, seconds: float, predicted: Summary, can
         batch = Batch(0, tuple(decode_chunks(size, context)))
         step_ratio = share(live, candidate.step_cost.step_s(batch))
     return LiveEvidence(
-        machine_signs(before, after, seconds),
+        {name: getattr(signs, name) for name in LOST},
         step_ratio,
         change.gauge("penstock_step_model_error"),
-        change.ratio("vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total"),
+        signs.hit_fraction,
         share(predicted.num_cached_tokens, predicted.num_prompt_tokens),
         1.0 + change.ratio("vllm:spec_decode_num_accepted_tokens_total", "vllm:spec_decode_num_drafts_total"),
     )
@@ -157,34 +166,22 @@ def config_of(data: Mapping[str, Any]) -> PlanConfig:
         raise ConfigError(f"the plan's own question cannot be read ({error}); make the plan again") from error
 
 
-def measure(config: Config, asked: PlanConfig, rate: float) -> dict[str, Any]:
+def measure(config: Config, asked: PlanConfig, demand: "Demand", rate: float) -> dict[str, Any]:
     """The report of a short benchmark; what it prints goes to the error stream."""
     from penstock.cli.bench.command import measured
     from penstock.cli.bench.progress import LiveProgress
     from penstock.cli.bench.report import print_report
-    from penstock.cli.plan.command import demand_of
-    from penstock.tools.planner.demand import KINDS
+    from penstock.cli.plan.command import filled
 
-    load, kind, demand = asked.load, KINDS[asked.load.workload], demand_of(asked.load, asked.goal)
-    if load.trace is not None:
-        recording = bench.ReplayedTrace(trace=load.trace, trace_speed=_trace_speed(asked, rate))
+    load = filled(asked.load)
+    if demand.trace is not None:
+        recording = bench.ReplayedTrace(trace=load.trace, trace_speed=_trace_speed(demand.trace, rate))
         arrivals = bench.BenchLoad(num_requests=config.num_requests)
     else:
         recording = bench.ReplayedTrace()
-        arrivals = bench.BenchLoad(
-            rate=rate / demand.num_turns,
-            num_requests=demand.num_conversations(config.num_requests),
-        )
-    words = bench.PromptLengths(
-        prompts=load.prompts or kind.prompts,
-        answers=load.answers or kind.answers,
-        shared_prefix=kind.shared_prefix if load.shared_prefix is None else load.shared_prefix,
-        turns=load.turns,
-        think_s=load.think_s,
-        arrivals=load.arrivals,
-        burstiness=load.burstiness,
-        seed=load.seed,
-    )
+        num_requests = demand.num_conversations(config.num_requests)
+        arrivals = bench.BenchLoad(rate=rate / demand.num_turns, num_requests=num_requests)
+    words = bench.PromptLengths(**{one.name: getattr(load, one.name) for one in fields(Asked)})
     target = bench.BenchTarget(slo=asked.goal.slo, attainment=asked.goal.attainment)
     sent = bench.Config(
         url=config.url, api_key=config.api_key, load=arrivals, recording=recording, words=words, target=target
@@ -198,21 +195,15 @@ def measure(config: Config, asked: PlanConfig, rate: float) -> dict[str, Any]:
     return report
 
 
-def _trace_speed(asked: PlanConfig, rate: float) -> float:
-    from penstock.cli.plan.command import demand_of
-
-    trace = demand_of(asked.load, asked.goal).trace
-    if trace is None or not trace.span_s:
-        return 1.0
-    return rate / (len(trace) / trace.span_s)
+def _trace_speed(trace: "Trace", rate: float) -> float:
+    return rate / (len(trace) / trace.span_s) if trace.span_s else 1.0
 
 
-def candidate_of(data: Mapping[str, Any], asked: PlanConfig) -> Candidate:
+def candidate_of(data: Mapping[str, Any], asked: PlanConfig, demand: "Demand") -> Candidate:
     """The candidate that the plan chose, made anew."""
-    from penstock.cli.plan.command import PlanProgress, demand_of, explore, search_of
+    from penstock.cli.plan.command import PlanProgress, explore, search_of
 
-    search = search_of(asked, PlanProgress())
-    found, _ = explore(asked, describe(asked.model), demand_of(asked.load, asked.goal), search)
+    found, _ = explore(asked, describe(asked.model), demand, search_of(asked, PlanProgress()))
     chosen = data["chosen"]
     for one in found:
         candidate = one.candidate
@@ -221,19 +212,13 @@ def candidate_of(data: Mapping[str, Any], asked: PlanConfig) -> Candidate:
     raise ConfigError(f"the plan chose {chosen['name']}, which does not fit any more; make the plan again")
 
 
-def predict(data: Mapping[str, Any], asked: PlanConfig, rate: float, num_requests: int) -> list[Summary]:
+def predict(candidate: Candidate, asked: PlanConfig, demand: "Demand", rate: float, num_requests: int) -> list[Summary]:
     """Exactly the requests that were sent, at the times they were due; for some moments of a machine that has slow ones."""
-    from penstock.cli.plan.command import demand_of, target_of
-
-    candidate = candidate_of(data, asked)
-    demand = demand_of(asked.load, asked.goal)
-    if demand.trace is not None:
-        workload = (
-            demand.trace.first(num_requests).faster(_trace_speed(asked, rate)).workload(candidate.spec.vocab_size)
-        )
+    vocab_size, slo = candidate.spec.vocab_size, bench.parse_slo(asked.goal.slo)
+    if demand.trace is None:
+        workload = demand.workload(rate, num_requests, vocab_size)
     else:
-        workload = replace(demand, rate=rate).workload(rate, num_requests, candidate.spec.vocab_size)
-    slo = target_of(asked.goal).slo
+        workload = demand.trace.first(num_requests).faster(_trace_speed(demand.trace, rate)).workload(vocab_size)
     return [simulate(fleet, workload, slo).summary for fleet in candidate.fleet(candidate.num_copies).moments]
 
 

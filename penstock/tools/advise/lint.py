@@ -1,7 +1,7 @@
 """Common mistakes of a deployment's settings: a table of rules over what is known of it. What is not known is not judged."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 from penstock.errors import PenstockError
@@ -71,27 +71,19 @@ class Setup:
 
 
 @dataclass(frozen=True, slots=True)
-class LintRule:
-    """Words are those of `data/lint.json`."""
-
-    id: str
-    setting: str
-    remedy: str
-    applies: Callable[[Setup], str | None]
-
-
-@dataclass(frozen=True, slots=True)
 class LintFinding:
+    """In the words of `data/lint.json`, but for what was found."""
+
     id: str
     setting: str
-    found: str
-    remedy: str
+    found: str = ""
+    remedy: str = ""
 
 
 def lint(setup: Setup) -> list[LintFinding]:
     """Everything that is wrong, in the order of the table."""
-    found = ((rule, rule.applies(setup)) for rule in RULES)
-    return [LintFinding(rule.id, rule.setting, words, rule.remedy) for rule, words in found if words]
+    found = ((rule, FINDINGS[rule.id](setup)) for rule in RULES)
+    return [replace(rule, found=words) for rule, words in found if words]
 
 
 def setup_of(values: Mapping[str, Any]) -> Setup:
@@ -251,4 +243,4 @@ FINDINGS: Mapping[str, Callable[[Setup], str | None]] = {
 }
 """By rule: what is wrong, in words, or None."""
 
-RULES = tuple(LintRule(**rule, applies=FINDINGS[rule["id"]]) for rule in load("lint"))
+RULES = tuple(LintFinding(**rule) for rule in load("lint"))

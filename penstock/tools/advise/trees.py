@@ -44,7 +44,7 @@ class DecisionTree:
 
     name: str
     title: str
-    root: Question
+    root: Question | Advice
 
 
 def _place(node: Mapping[str, Any]) -> Question | Advice:
@@ -54,14 +54,9 @@ def _place(node: Mapping[str, Any]) -> Question | Advice:
     return Question(node["ask"], node["text"], branches)
 
 
-def _tree(data: Mapping[str, Any]) -> DecisionTree:
-    root = _place(data["root"])
-    if not isinstance(root, Question):
-        raise ValueError(f"the tree {data['name']} asks nothing")
-    return DecisionTree(data["name"], data["title"], root)
-
-
-TREES: Mapping[str, DecisionTree] = {one["name"]: _tree(one) for one in load("trees")["trees"]}
+TREES: Mapping[str, DecisionTree] = {
+    one["name"]: DecisionTree(one["name"], one["title"], _place(one["root"])) for one in load("trees")["trees"]
+}
 
 
 def find(name: str, pages: Iterable[str] = ()) -> DecisionTree:

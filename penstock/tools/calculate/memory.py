@@ -76,7 +76,7 @@ def memory(inputs: MemoryInputs, sheet: Sheet) -> None:
         sheet.notes.append("give --hardware or memory to learn whether it fits")
         return
     num_devices = figures.devices_by_size(total, device.memory_bytes)
-    by_layout = figures.devices_by_layout(num_devices, model.num_heads)
+    by_layout = figures.devices_by_layout(num_devices, int(model.number("heads")))
     sheet.put("fits", total <= device.memory_bytes, "", "fits one device", "total_bytes <= memory")
     sheet.put("devices_by_size", num_devices, "", "devices by size", "ceil(total_bytes / memory)")
     sheet.put("devices_by_layout", by_layout, "", "devices by layout", "the next count that divides the heads")
@@ -109,7 +109,7 @@ def users(inputs: UsersInputs, sheet: Sheet) -> None:
     sheet.put("free_bytes", free, "bytes", "left for KV, of a group", "devices x (memory - overhead) - weights")
     sheet.put("user_bytes", one, "bytes", "KV of one user", "context x kv_bytes_per_token")
     sheet.put("users_per_group", each, "", "users a group, by memory", "floor(free_bytes / user_bytes)")
-    if device.has_flops and device.has_bandwidth:
+    if device.knows("flops") and device.knows("bandwidth"):
         ceiling = figures.compute_ceiling(device.ridge, model.bits)
         sheet.put("compute_ceiling", ceiling, "", "users, by compute", "ridge x bytes a weight / 2")
     if inputs.users is None or not each:
@@ -158,7 +158,7 @@ def _token_s(inputs: PrefixInputs, sheet: Sheet) -> float:
         sheet.take("token_s", positive("token_ms", inputs.token_ms) / 1e3, "s")
         return inputs.token_ms / 1e3
     model, device = ModelNumbers(inputs, sheet), DeviceNumbers(inputs, sheet, inputs.weights)
-    if not model.is_known or not device.has_flops:
+    if not model.is_known or not device.knows("flops"):
         raise ConfigError("a prompt token's time is not known: give token-ms, or --model and --hardware")
     seconds = figures.forward_flops(model.active_parameters, 1) / device.flops
     sheet.take("token_s", seconds, "s", "2 x active parameters / flops")
@@ -233,6 +233,5 @@ def coldstart(inputs: ColdstartInputs, sheet: Sheet) -> None:
     sheet.put("provision_s", inputs.provision_s, "s", "machine", "given")
     sheet.put("load_s", load_s, "s", "weights on the way", "moved / link")
     sheet.put("engine_s", inputs.engine_s, "s", "engine", "given")
-    sheet.put(
-        "total_s", inputs.provision_s + load_s + inputs.engine_s, "s", "until the first token", "the sum of the three"
-    )
+    total_s = inputs.provision_s + load_s + inputs.engine_s
+    sheet.put("total_s", total_s, "s", "until the first token", "the sum of the three")

@@ -47,62 +47,37 @@ class CostInputs:
 
 
 def cost(inputs: CostInputs, sheet: Sheet) -> None:
+    each, month, people = inputs.api_each, inputs.monthly, inputs.engineer_hours * inputs.engineer_price
     if inputs.hourly is not None and inputs.tokens_per_s is not None:
-        _a_million(inputs.hourly, positive("tokens_per_s", inputs.tokens_per_s), sheet)
-    each = _api_each(inputs, sheet)
-    month = _month(inputs, sheet)
+        speed = positive("tokens_per_s", inputs.tokens_per_s)
+        price = figures.dollars_per_million(inputs.hourly, speed)
+        sheet.put("dollars_per_million", price, "$", "a million tokens", "hourly / (3600 x tokens a second) x 1e6")
+        sheet.put("tokens_per_day", speed * 86_400.0, "tokens", "tokens a day", "tokens a second x 86,400")
+    if each is None and inputs.api_in is not None and inputs.api_out is not None:
+        each = (inputs.prompt * inputs.api_in + inputs.answer * inputs.api_out) / MILLION
+        sheet.put("api_each", each, "$", "an API, a request", "prompt x price in + answer x price out")
+    if month is None and inputs.hourly is not None:
+        month = inputs.hourly * positive("hours", inputs.hours)
     if each is not None and inputs.requests is not None:
         sheet.put("api_dollars", inputs.requests * each, "$", "an API, a month", "requests x price of a request")
+    carried = math.inf
     if month is not None:
-        _hosting(inputs, month, sheet)
+        sheet.put("device_dollars", month, "$", "devices, a month", "hourly x hours")
+        sheet.put("people_dollars", people, "$", "people, a month", "engineer hours x their price")
+        sheet.put("host_dollars", month + people, "$", "hosting, a month", "devices + people")
+        if inputs.rate is not None:
+            carried = positive("rate", inputs.rate) * inputs.utilization * inputs.hours * 3600.0
+            sheet.put("host_requests", carried, "", "requests carried a month", "rate x utilization x hours x 3600")
+            sheet.put("host_each", (month + people) / carried, "$", "hosting, a request", "hosting / requests carried")
     if month is None or each is None:
         if not sheet.figures:
             raise ConfigError(
                 "nothing to work out: give hourly and tokens-per-s, or prices of an API, or both to compare"
             )
         return
-    people = inputs.engineer_hours * inputs.engineer_price
-    carried = math.inf if inputs.rate is None else _requests(inputs, inputs.rate)
     even = break_even_requests(each, carried, month, people)
     label, formula = "requests a month to break even", "(devices + people) / price of a request"
     sheet.put("break_even_requests", even, "", label, formula)
     if inputs.requests is not None:
         ratio = inputs.requests * each / (month + people)
         sheet.put("api_over_host", ratio, "", "an API costs times as much", "API bill / (devices + people)")
-
-
-def _a_million(hourly: float, tokens_per_s: float, sheet: Sheet) -> None:
-    price = figures.dollars_per_million(hourly, tokens_per_s)
-    sheet.put("dollars_per_million", price, "$", "a million tokens", "hourly / (3600 x tokens a second) x 1e6")
-    sheet.put("tokens_per_day", tokens_per_s * 86_400.0, "tokens", "tokens a day", "tokens a second x 86,400")
-
-
-def _api_each(inputs: CostInputs, sheet: Sheet) -> float | None:
-    if inputs.api_each is not None:
-        return inputs.api_each
-    if inputs.api_in is None or inputs.api_out is None:
-        return None
-    each = (inputs.prompt * inputs.api_in + inputs.answer * inputs.api_out) / MILLION
-    sheet.put("api_each", each, "$", "an API, a request", "prompt x price in + answer x price out")
-    return each
-
-
-def _month(inputs: CostInputs, sheet: Sheet) -> float | None:
-    if inputs.monthly is not None:
-        return inputs.monthly
-    return None if inputs.hourly is None else inputs.hourly * positive("hours", inputs.hours)
-
-
-def _hosting(inputs: CostInputs, month: float, sheet: Sheet) -> None:
-    people = inputs.engineer_hours * inputs.engineer_price
-    sheet.put("device_dollars", month, "$", "devices, a month", "hourly x hours")
-    sheet.put("people_dollars", people, "$", "people, a month", "engineer hours x their price")
-    sheet.put("host_dollars", month + people, "$", "hosting, a month", "devices + people")
-    if inputs.rate is not None:
-        carried = _requests(inputs, positive("rate", inputs.rate))
-        sheet.put("host_requests", carried, "", "requests carried a month", "rate x utilization x hours x 3600")
-        sheet.put("host_each", (month + people) / carried, "$", "hosting, a request", "hosting / requests carried")
-
-
-def _requests(inputs: CostInputs, rate: float) -> float:
-    return rate * inputs.utilization * inputs.hours * 3600.0

@@ -172,9 +172,8 @@ def sampling(inputs: SamplingInputs, sheet: Sheet) -> None:
     shares = tuple(weight / whole for weight in weights)
     entropy = -math.fsum(share * math.log2(share) for share in shares if share > 0.0)
     sheet.put("kept", kept, "tokens", "tokens kept", "top-k by count, top-p by mass")
-    sheet.put(
-        "kept_mass", math.fsum(everything[:kept]), "share", "their share before", "the sum of their probabilities"
-    )
+    mass = math.fsum(everything[:kept])
+    sheet.put("kept_mass", mass, "share", "their share before", "the sum of their probabilities")
     sheet.put("shares", shares[: len(named)], "share", "their shares after", "p^(1/T) / sum")
     sheet.put("largest", shares[0], "share", "the likeliest", "p^(1/T) / sum")
     sheet.put("entropy", entropy, "bits", "uncertainty left", "- sum of p log2 p")

@@ -7,7 +7,7 @@ from penstock.fields import setting
 from penstock.tools.calculate.sheet import Sheet, positive
 from penstock.tools.calculate.subject import DeviceInputs, DeviceNumbers, ModelInputs, ModelNumbers
 from penstock.tools.cost.hardware import find
-from penstock.tools.cost.hierarchy import levels_of, read_s
+from penstock.tools.cost.hierarchy import levels_of
 from penstock.tools.planner import figures
 
 TOKENS_PER_WORD = 1.3
@@ -35,7 +35,7 @@ def throughput(inputs: ThroughputInputs, sheet: Sheet) -> None:
     sheet.put("kv_bytes", kv, "bytes", "KV read a step", "batch x context x kv_bytes_per_token")
     sheet.put("step_bytes", read + kv, "bytes", "bytes read a step", "weight_bytes + kv_bytes")
     fits = _room(inputs, model, device, sheet)
-    if device.has_flops:
+    if device.knows("flops"):
         compute_s = figures.forward_flops(model.active_parameters, batch) / device.flops
         sheet.put("compute_s", compute_s, "s", "compute of a step", "2 x active parameters x batch / flops")
         bound = "compute" if compute_s > step_s else "memory"
@@ -45,25 +45,13 @@ def throughput(inputs: ThroughputInputs, sheet: Sheet) -> None:
     in_all = batch / step_s if fits else None
     sheet.put("tokens_per_s", in_all, "tokens/s", "tokens a second in all", "batch / step_s; none if it does not fit")
     sheet.put("tokens_per_s_each", 1.0 / step_s, "tokens/s", "tokens a second each", "1 / step_s")
-    sheet.put(
-        "words_per_s_each", 1.0 / step_s / TOKENS_PER_WORD, "words/s", "words a second each", "tokens_per_s_each / 1.3"
-    )
-    if device.has_flops:
-        flops = figures.forward_flops(model.active_parameters, batch)
-        sheet.put(
-            "mfu",
-            flops / (step_s * device.peak_flops),
-            "share",
-            "MFU of a step",
-            "2 x P x batch / (step_s x peak flops)",
-        )
-        sheet.put(
-            "mbu",
-            (read + kv) / (step_s * device.peak_bandwidth),
-            "share",
-            "MBU of a step",
-            "step_bytes / (step_s x peak)",
-        )
+    words = 1.0 / step_s / TOKENS_PER_WORD
+    sheet.put("words_per_s_each", words, "words/s", "words a second each", "tokens_per_s_each / 1.3")
+    if device.knows("flops"):
+        mfu = figures.forward_flops(model.active_parameters, batch) / (step_s * device.peak_flops)
+        sheet.put("mfu", mfu, "share", "MFU of a step", "2 x P x batch / (step_s x peak flops)")
+        mbu = (read + kv) / (step_s * device.peak_bandwidth)
+        sheet.put("mbu", mbu, "share", "MBU of a step", "step_bytes / (step_s x peak)")
     if inputs.prompt:
         prefill_s = figures.forward_flops(model.active_parameters, inputs.prompt) / device.flops
         sheet.put("prefill_s", prefill_s, "s", "reading the prompt", "2 x active parameters x prompt / flops")
@@ -71,7 +59,7 @@ def throughput(inputs: ThroughputInputs, sheet: Sheet) -> None:
 
 def _room(inputs: ThroughputInputs, model: ModelNumbers, device: DeviceNumbers, sheet: Sheet) -> bool:
     """Whether weights and KV of the batch fit the device, as far as its memory is known; the largest batch that does."""
-    if not device.has_memory:
+    if not device.knows("memory"):
         return True
     free, fits = device.memory_bytes - model.weight_bytes, True
     if inputs.context:
@@ -197,18 +185,15 @@ class SpeculationInputs:
 
 
 def speculation(inputs: SpeculationInputs, sheet: Sheet) -> None:
-    cost = inputs.draft_cost
+    cost, origin = inputs.draft_cost, "given"
     if cost is None:
         if (inputs.draft_parameters is None) != (inputs.parameters is None):
             raise ConfigError(
                 "a draft's cost is the smaller model over the larger: give draft-parameters and parameters"
             )
         cost = inputs.draft_parameters / inputs.parameters if inputs.draft_parameters and inputs.parameters else 0.0
-        sheet.take(
-            "draft_cost", cost, "share", "draft parameters / parameters" if cost else "nothing is known of the draft"
-        )
-    else:
-        sheet.take("draft_cost", cost, "share")
+        origin = "draft parameters / parameters" if cost else "nothing is known of the draft"
+    sheet.take("draft_cost", cost, "share", origin)
     tau = figures.tokens_per_round(inputs.acceptance, inputs.drafts)
     gain = figures.speculation_gain(inputs.acceptance, inputs.drafts, cost)
     sheet.put("tokens_per_round", tau, "tokens", "tokens a round (tau)", "(1 - a^(g + 1)) / (1 - a)")
@@ -237,10 +222,9 @@ def hierarchy(inputs: HierarchyInputs, sheet: Sheet) -> None:
     for level in levels_of(device):
         key = level.name.lower().replace(" ", "_")
         sheet.take(f"{key}_bandwidth", level.bandwidth_bytes_per_s, "bytes/s", f"{device.name}, peak")
-        seconds = read_s(level, inputs.moved)
+        seconds = positive("moved", inputs.moved) / level.bandwidth_bytes_per_s
         sheet.put(f"{key}_s", seconds, "s", f"from {level.name}", "moved / bandwidth")
         if before is not None:
-            sheet.put(
-                f"{key}_slower", seconds / before, "", "times slower than the level inside it", "ratio of the two"
-            )
+            slower = seconds / before
+            sheet.put(f"{key}_slower", slower, "", "times slower than the level inside it", "ratio of the two")
         before = seconds

@@ -1,6 +1,6 @@
 """What a calculation is about: a model and a device, by name or by symbols. What is given wins over what a name tells."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -15,7 +15,6 @@ from penstock.tools.cost.precision import BYTES, KvFormat, WeightFormat, precisi
 from penstock.tools.cost.roofline import expected_experts
 from penstock.tools.planner import figures
 
-_OfSpec = Callable[[ModelSpec], float]
 _Rate = Literal["bytes", "bytes/s", "flop/s"]
 _TEXTBOOK_BITS: dict[str, float] = {"fp32": 32, "bf16": 16, "fp16": 16, "fp8": 8, "int8": 8, "int4": 4}
 
@@ -66,9 +65,9 @@ class ModelNumbers:
             return self._inputs.heads is not None
         return isinstance(self._spec.layers[0].attention, GQA)
 
-    @cached_property
+    @property
     def num_parameters(self) -> float:
-        return self._number("parameters", self._inputs.parameters, lambda spec: spec.num_parameters)
+        return self.number("parameters")
 
     @cached_property
     def bits(self) -> float:
@@ -114,53 +113,41 @@ class ModelNumbers:
             bytes_per_token = self._spec.kv_bytes_per_token(size)
             self._sheet.take("kv_bytes_per_token", bytes_per_token, "bytes", self._origin)
             return bytes_per_token
-        return figures.kv_bytes_per_token(self.num_layers, self.num_kv_heads, self.head_dim, size)
+        return self._kv_bytes_per_token("kv_heads")
 
     @property
     def mha_bytes_per_token(self) -> float:
         """If every head had keys and values of its own."""
-        return figures.kv_bytes_per_token(self.num_layers, self.num_heads, self.head_dim, BYTES[self._inputs.kv])
+        return self._kv_bytes_per_token("heads")
 
-    @cached_property
-    def num_layers(self) -> int:
-        return int(self._number("layers", self._inputs.layers, lambda spec: spec.num_layers))
+    def _kv_bytes_per_token(self, heads: str) -> float:
+        layers, num_heads, head_dim = (self.number(key) for key in ("layers", heads, "head_dim"))
+        return figures.kv_bytes_per_token(layers, num_heads, head_dim, BYTES[self._inputs.kv])
 
-    @cached_property
-    def num_heads(self) -> int:
-        given = self._inputs.heads
-        return int(self._number("heads", given, lambda spec: spec.layers[0].attention.num_heads))
-
-    @cached_property
-    def num_kv_heads(self) -> int:
-        given = self._inputs.kv_heads
-        if given is None and self._spec is None:
-            given = self._inputs.heads
-        return int(self._number("kv_heads", given, lambda spec: _grouped(spec).num_kv_heads))
-
-    @cached_property
-    def head_dim(self) -> int:
-        return int(self._number("head_dim", self._inputs.head_dim, lambda spec: _grouped(spec).head_dim))
-
-    @cached_property
-    def hidden_size(self) -> int:
+    @property
+    def hidden_size(self) -> float:
         given = self._inputs
         if given.hidden is None and self._spec is None and given.heads and given.head_dim:
             self._sheet.take("hidden", given.heads * given.head_dim, "", "heads x head_dim")
             return given.heads * given.head_dim
-        return int(self._number("hidden", given.hidden, lambda spec: spec.hidden_size))
+        return self.number("hidden")
 
     @property
     def _origin(self) -> str:
         return f"published shape of {self._inputs.model.lower()}"
 
-    def _number(self, key: str, given: float | None, of_spec: _OfSpec) -> float:
+    def number(self, key: str) -> float:
+        """One of `SHAPE`."""
+        given: float | None = getattr(self._inputs, key)
+        if given is None and self._spec is None and key == "kv_heads":
+            given = self._inputs.heads
         if given is not None:
             self._sheet.take(key, positive(key, given), "")
             return given
         if self._spec is None:
             spaced, dashed = (key.replace("_", separator) for separator in " -")
             raise ConfigError(f"the {spaced} is not known: give {dashed}=NUMBER, or --model NAME")
-        value = of_spec(self._spec)
+        value = SHAPE[key](self._spec)
         self._sheet.take(key, value, "", self._origin)
         return value
 
@@ -170,6 +157,17 @@ def _grouped(spec: ModelSpec) -> GQA:
     if not isinstance(attention, GQA):
         raise ConfigError("this model caches a latent, not heads; leave out layers, heads, kv-heads and head-dim")
     return attention
+
+
+SHAPE: Mapping[str, Callable[[ModelSpec], float]] = {
+    "parameters": lambda spec: spec.num_parameters,
+    "layers": lambda spec: spec.num_layers,
+    "heads": lambda spec: spec.layers[0].attention.num_heads,
+    "kv_heads": lambda spec: _grouped(spec).num_kv_heads,
+    "head_dim": lambda spec: _grouped(spec).head_dim,
+    "hidden": lambda spec: spec.hidden_size,
+}
+"""A model's numbers by the names of the inputs that give them otherwise."""
 
 
 @dataclass(frozen=True)
@@ -195,17 +193,8 @@ class DeviceNumbers:
         self._found: Hardware | None = find(inputs.hardware) if inputs.hardware else None
         self._weights = weights
 
-    @property
-    def has_flops(self) -> bool:
-        return self._inputs.flops is not None or self._found is not None
-
-    @property
-    def has_bandwidth(self) -> bool:
-        return self._inputs.bandwidth is not None or self._found is not None
-
-    @property
-    def has_memory(self) -> bool:
-        return self._inputs.memory is not None or self._found is not None
+    def knows(self, key: Literal["bandwidth", "flops", "memory"]) -> bool:
+        return getattr(self._inputs, key) is not None or self._found is not None
 
     @cached_property
     def ceilings(self) -> Ceilings:
@@ -260,13 +249,10 @@ class DeviceNumbers:
             return given
         if self._found is None:
             raise ConfigError(f"the {key} is not known: give {key}=NUMBER, or --hardware NAME")
-        self._sheet.take(key, value, unit, self._reach(key))
+        self._sheet.take(key, value, unit, self._reach(key, self._found))
         return value
 
-    def _reach(self, key: str) -> str:
-        found = self._found
-        if found is None:
-            return "given"
+    def _reach(self, key: str, found: Hardware) -> str:
         if self._sheet.basis == "textbook":
             return f"peak of {found.name}: {found.source}"
         if found.measured is not None:

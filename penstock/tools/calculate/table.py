@@ -14,36 +14,39 @@ from penstock.tools.calculate.sheet import Sheet, merged
 
 @dataclass(frozen=True, slots=True)
 class Calculator:
-    name: str
     inputs: type
     """A frozen dataclass: its fields are flags of the command and fields of the page."""
     work: Callable[[Any, Sheet], None]
+
+    @property
+    def name(self) -> str:
+        return self.work.__name__
 
     @property
     def question(self) -> str:
         return (self.inputs.__doc__ or "").strip()
 
 
-_ROWS: tuple[tuple[str, type, Callable[[Any, Sheet], None]], ...] = (
-    ("throughput", speed.ThroughputInputs, speed.throughput),
-    ("kv", memory.KvInputs, memory.kv),
-    ("memory", memory.MemoryInputs, memory.memory),
-    ("users", memory.UsersInputs, memory.users),
-    ("roofline", speed.RooflineInputs, speed.roofline),
-    ("hierarchy", speed.HierarchyInputs, speed.hierarchy),
-    ("attention", speed.AttentionInputs, speed.attention),
-    ("speculation", speed.SpeculationInputs, speed.speculation),
-    ("metrics", service.MetricsInputs, service.metrics),
-    ("queue", service.QueueInputs, service.queue),
-    ("prefix", memory.PrefixInputs, memory.prefix),
-    ("transfer", memory.TransferInputs, memory.transfer),
-    ("coldstart", memory.ColdstartInputs, memory.coldstart),
-    ("cost", money.CostInputs, money.cost),
-    ("shed", service.ShedInputs, service.shed),
-    ("batching", service.BatchingInputs, service.batching),
-    ("sampling", service.SamplingInputs, service.sampling),
+_TABLE = (
+    Calculator(speed.ThroughputInputs, speed.throughput),
+    Calculator(memory.KvInputs, memory.kv),
+    Calculator(memory.MemoryInputs, memory.memory),
+    Calculator(memory.UsersInputs, memory.users),
+    Calculator(speed.RooflineInputs, speed.roofline),
+    Calculator(speed.HierarchyInputs, speed.hierarchy),
+    Calculator(speed.AttentionInputs, speed.attention),
+    Calculator(speed.SpeculationInputs, speed.speculation),
+    Calculator(service.MetricsInputs, service.metrics),
+    Calculator(service.QueueInputs, service.queue),
+    Calculator(memory.PrefixInputs, memory.prefix),
+    Calculator(memory.TransferInputs, memory.transfer),
+    Calculator(memory.ColdstartInputs, memory.coldstart),
+    Calculator(money.CostInputs, money.cost),
+    Calculator(service.ShedInputs, service.shed),
+    Calculator(service.BatchingInputs, service.batching),
+    Calculator(service.SamplingInputs, service.sampling),
 )
-CALCULATORS: Mapping[str, Calculator] = {name: Calculator(name, inputs, work) for name, inputs, work in _ROWS}
+CALCULATORS: Mapping[str, Calculator] = {one.name: one for one in _TABLE}
 ALIASES: Mapping[str, str] = {"speculate": "speculation", "money": "cost"}
 
 

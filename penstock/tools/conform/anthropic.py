@@ -15,20 +15,15 @@ SUITE = Suite("anthropic", client)
 
 
 def asked(target: Target, **fields: Any) -> dict[str, Any]:
-    messages = [{"role": "user", "content": "Say hello."}]
-    return {
-        "model": target.model,
-        "max_tokens": 8,
-        "messages": messages,
-        "extra_body": {"temperature": 0},
-    } | fields
+    common = {"model": target.model, "max_tokens": 8, "messages": [{"role": "user", "content": "Say hello."}]}
+    return common | {"extra_body": {"temperature": 0}} | fields
 
 
 def text_of(message: Any) -> str:
     return "".join(block.text for block in message.content if block.type == "text")
 
 
-def refused(target: Target, sdk: Any, status: int, kind: str, **fields: Any) -> None:
+def refused(target: Target, sdk: Any, status: int, kind: str, **fields: Any) -> Any:
     import anthropic
 
     try:
@@ -38,8 +33,8 @@ def refused(target: Target, sdk: Any, status: int, kind: str, **fields: Any) -> 
         body = error.body if isinstance(error.body, dict) else {}
         expect(body.get("type") == "error", "the body's type is not error")
         expect((body.get("error") or {}).get("type") == kind, f"the error's type is not {kind}: {body}")
-    else:
-        raise Unmet("it was not refused")
+        return error
+    raise Unmet("it was not refused")
 
 
 @SUITE.must
@@ -56,10 +51,8 @@ def events_come_in_their_order(target: Target, sdk: Any) -> None:
     kinds = [kind for kind in kinds if kind != "ping"]
     expect(kinds[:2] == ["message_start", "content_block_start"], f"it begins with {kinds[:2]}")
     expect(kinds[-3:] == ["content_block_stop", "message_delta", "message_stop"], f"it ends with {kinds[-3:]}")
-    expect(
-        set(kinds[2:-3]) <= {"content_block_delta", "content_block_start", "content_block_stop"},
-        "something else between",
-    )
+    between = {"content_block_delta", "content_block_start", "content_block_stop"}
+    expect(set(kinds[2:-3]) <= between, "something else between")
 
 
 @SUITE.must
@@ -113,12 +106,8 @@ def faults_have_types(target: Target, sdk: Any) -> None:
 
 @SUITE.must
 def errors_carry_a_request_id(target: Target, sdk: Any) -> None:
-    import anthropic
-
-    try:
-        sdk.messages.create(**asked(target, messages=[]))
-    except anthropic.APIStatusError as error:
-        expect(error.request_id, "the error has no request id")
+    error = refused(target, sdk, 400, "invalid_request_error", messages=[])
+    expect(error.request_id, "the error has no request id")
 
 
 @SUITE.should

@@ -8,6 +8,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
 
+ONE_NUMBER = {
+    "type": "object",
+    "properties": {"a": {"type": "integer"}},
+    "required": ["a"],
+    "additionalProperties": False,
+}
+"""A JSON schema that answers are held to."""
+
 
 class Level(StrEnum):
     MUST = "MUST"

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from penstock.tools.conform.check import Suite, Target, Unmet, expect
+from penstock.tools.conform.check import ONE_NUMBER, Suite, Target, Unmet, expect
 
 OPTIONS = {"temperature": 0, "num_predict": 8}
 MESSAGES = [{"role": "user", "content": "Say hello."}]
@@ -100,13 +100,7 @@ def a_context_goes_on(target: Target, sdk: Any) -> None:
 
 @SUITE.should
 def answers_keep_to_a_schema(target: Target, sdk: Any) -> None:
-    schema = {
-        "type": "object",
-        "properties": {"a": {"type": "integer"}},
-        "required": ["a"],
-        "additionalProperties": False,
-    }
-    answer = sdk.chat(target.model, MESSAGES, format=schema, options={"temperature": 0, "num_predict": 64})
+    answer = sdk.chat(target.model, MESSAGES, format=ONE_NUMBER, options={"temperature": 0, "num_predict": 64})
     expect(set(json.loads(answer.message.content)) == {"a"}, f"the answer is {answer.message.content!r}")
 
 

@@ -5,7 +5,7 @@ import json
 import time
 from typing import Any
 
-from penstock.tools.conform.check import Suite, Target, expect
+from penstock.tools.conform.check import ONE_NUMBER, Suite, Target, expect
 
 BATCH_S = 60.0
 
@@ -28,10 +28,8 @@ def check_error(answer: Any, status: int, what: str) -> dict[str, Any]:
     expect(answer.status_code == status, f"{what}: status {answer.status_code}, not {status}")
     error: dict[str, Any] = answer.json().get("error") or {}
     expect({"message", "type", "param", "code"} <= set(error), f"{what}: the error lacks a key: {sorted(error)}")
-    expect(
-        error["code"] is None or isinstance(error["code"], str),
-        f"{what}: code is {error['code']!r}, not a text or null",
-    )
+    code = error["code"]
+    expect(code is None or isinstance(code, str), f"{what}: code is {code!r}, not a text or null")
     return error
 
 
@@ -50,10 +48,8 @@ def a_chat_is_answered_with_usage(target: Target, sdk: Any) -> None:
     expect(choice.message.role == "assistant", "the message is not the assistant's")
     expect(isinstance(choice.message.content, str), "the message has no content")
     expect(choice.finish_reason in ("stop", "length"), f"finish_reason is {choice.finish_reason!r}")
-    expect(
-        usage is not None and usage.total_tokens == usage.prompt_tokens + usage.completion_tokens,
-        "usage does not add up",
-    )
+    adds_up = usage is not None and usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
+    expect(adds_up, "usage does not add up")
 
 
 @SUITE.must
@@ -144,20 +140,17 @@ def what_is_no_json_is_a_client_s_fault(target: Target, _: Any) -> None:
 
 @SUITE.must
 def an_unknown_model_or_path_is_a_404_of_the_same_shape(target: Target, _: Any) -> None:
-    error = check_error(
-        target.post("/v1/chat/completions", asked(target, model="no-such-model")), 404, "an unknown model"
-    )
+    answer = target.post("/v1/chat/completions", asked(target, model="no-such-model"))
+    error = check_error(answer, 404, "an unknown model")
     expect(error["code"] == "model_not_found", f"code is {error['code']!r}")
     check_error(target.post("/v1/no/such/path", {}), 404, "an unknown path")
 
 
 @SUITE.must
 def every_answer_has_a_request_id(target: Target, _: Any) -> None:
-    for answer in (
-        target.post("/v1/chat/completions", asked(target)),
-        target.post("/v1/chat/completions", b"{"),
-        target.post("/v1/nothing", {}),
-    ):
+    chat = "/v1/chat/completions"
+    for path, body in ((chat, asked(target)), (chat, b"{"), ("/v1/nothing", {})):
+        answer = target.post(path, body)
         expect(answer.headers.get("x-request-id"), f"no x-request-id with status {answer.status_code}")
 
 
@@ -202,13 +195,7 @@ def an_echo_with_log_probabilities_judges_a_prompt(target: Target, sdk: Any) -> 
 
 @SUITE.should
 def answers_keep_to_a_schema(target: Target, sdk: Any) -> None:
-    schema = {
-        "type": "object",
-        "properties": {"a": {"type": "integer"}},
-        "required": ["a"],
-        "additionalProperties": False,
-    }
-    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": True}}
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": ONE_NUMBER, "strict": True}}
     answer = sdk.chat.completions.create(**asked(target, response_format=form, max_tokens=64))
     value = json.loads(answer.choices[0].message.content)
     expect(set(value) == {"a"} and isinstance(value["a"], int), f"the answer is {value!r}")

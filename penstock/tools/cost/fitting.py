@@ -111,7 +111,7 @@ def _usual(fitted: Fitted, steps: Sequence[StepTime]) -> Numbers:
 def _fit_device(steps: Sequence[StepTime]) -> tuple["_Fit", Cooling | None]:
     """Slow moments are more often far off than fast ones, and a fit that outliers do not bend lies below the mean. So it is
     raised until the sums agree, since what a request waits for is a sum of steps."""
-    seconds = _seconds(steps)
+    seconds = np.array([step.device_s for step in steps])
     fitted, cooling, usual = _fit_cooling(steps, seconds)
     counts = seconds < MAX_SUMMED * usual
     if counts.any():
@@ -138,10 +138,6 @@ def _fit_cooling(steps: Sequence[StepTime], seconds: Numbers) -> tuple["_Fit", C
         if fitted.cold and off < least:
             best, least = (fitted, cooling, predicted), off
     return best
-
-
-def _seconds(steps: Sequence[StepTime]) -> Numbers:
-    return np.array([step.device_s for step in steps])
 
 
 def _pauses(steps: Sequence[StepTime], usual: Numbers) -> list[float]:

@@ -79,10 +79,6 @@ class Ceilings:
             raise ConfigError(f"this hardware does not compute in {number_format}; choose {' or '.join(known)}")
         return value
 
-    def ridge(self, number_format: NumberFormat) -> float:
-        """Operations per byte above which work is bound by compute, below by memory."""
-        return self.flops_in(number_format) / self.bandwidth_bytes_per_s
-
     def scaled(self, compute: float, bandwidth: float) -> "Ceilings":
         return Ceilings(self.bandwidth_bytes_per_s * bandwidth, self.flops.scaled(compute))
 
@@ -140,16 +136,20 @@ class Hardware:
 
     def part(self, count: int) -> "Hardware":
         """One of that many equal parts, which reach each other inside the machine."""
-        share = 1.0 / count
+        name, memory_bytes = f"{self.name}/{count}", self.memory_bytes // count
+        part = self.cut(name, memory_bytes, 1.0 / count, 1.0 / count)
+        return replace(part, devices_per_machine=count, num_parts=count)
+
+    def cut(self, name: str, memory_bytes: int, compute: float, bandwidth: float) -> "Hardware":
+        """With these shares of its peaks, for the larger of both of its price."""
+        price = self.price_per_hour
         return replace(
             self,
-            name=f"{self.name}/{count}",
-            memory_bytes=self.memory_bytes // count,
-            peak=self.peak.scaled(share, share),
-            measured=self.measured and self.measured.scaled(share, share),
-            devices_per_machine=count,
-            price_per_hour=None if self.price_per_hour is None else self.price_per_hour * share,
-            num_parts=count,
+            name=name,
+            memory_bytes=memory_bytes,
+            peak=self.peak.scaled(compute, bandwidth),
+            measured=self.measured and self.measured.scaled(compute, bandwidth),
+            price_per_hour=None if price is None else price * max(compute, bandwidth),
         )
 
 
@@ -194,18 +194,9 @@ def mig_slice(whole: Hardware, name: str, sevenths: int, eighths: int) -> Hardwa
     As the Multi-Instance GPU user guide lists profiles; slices reach each other by no link.
     """
     compute, memory = sevenths / 7, eighths / 8
-    measured = whole.measured and whole.measured.scaled(compute, memory)
-    price = None if whole.price_per_hour is None else whole.price_per_hour * max(compute, memory)
-    return replace(
-        whole,
-        name=name,
-        memory_bytes=round(whole.memory_bytes * memory),
-        peak=whole.peak.scaled(compute, memory),
-        measured=measured,
-        devices_per_machine=1,
-        price_per_hour=price,
-        source=f"{whole.source}; MIG profile: {sevenths}/7 of the compute, {eighths}/8 of the memory",
-    )
+    source = f"{whole.source}; MIG profile: {sevenths}/7 of the compute, {eighths}/8 of the memory"
+    cut = whole.cut(name, round(whole.memory_bytes * memory), compute, memory)
+    return replace(cut, devices_per_machine=1, source=source)
 
 
 _TABLE = json.loads(files(__package__).joinpath("devices.json").read_text(encoding="utf-8"))

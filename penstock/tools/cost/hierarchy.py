@@ -1,13 +1,11 @@
 """Where bytes can lie, from the chip outward, and how fast it is read there. Vendors' figures; nothing is measured."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
-from penstock.errors import ConfigError
 from penstock.tools.cost.hardware import Hardware
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryLevel:
+class MemoryLevel(NamedTuple):
     name: str
     bandwidth_bytes_per_s: float
 
@@ -33,9 +31,3 @@ def levels_of(hardware: Hardware) -> tuple[MemoryLevel, ...]:
         return own, _DRIVE
     host = MemoryLevel("host", _HOST_BYTES_PER_S.get(family, 64e9))
     return (*_ON_CHIP.get(family, ()), own, host, _DRIVE)
-
-
-def read_s(level: MemoryLevel, size_bytes: float) -> float:
-    if not size_bytes > 0.0:
-        raise ConfigError(f"{size_bytes:g} bytes; choose a number above 0")
-    return size_bytes / level.bandwidth_bytes_per_s

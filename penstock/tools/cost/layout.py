@@ -111,10 +111,6 @@ class Layout:
         router = total - shared - mlp.num_experts * mlp.expert.num_parameters(hidden_size)
         return router + shared / self.tensor
 
-    def largest_stage(self, num_layers: int) -> int:
-        """Layers of the longest stage; the others have as many or one less."""
-        return -(-num_layers // self.pipeline)
-
     def __str__(self) -> str:
         parts = {"TP": self.tensor, "PP": self.pipeline, "EP": self.expert, "DP": self.data}
         return " x ".join(f"{name}{count}" for name, count in parts.items() if count > 1) or "one device"
@@ -181,19 +177,14 @@ class Traffic:
         """Of the sums and exchanges inside layers, for tokens that pass all layers together."""
         layout = self.layout
         size = num_tokens * self.vector_bytes
-        total = 2 * self.num_layers * self._sum_s(size)
+        inside = self.tensor_link, self.devices_per_machine
+        total = 2 * self.num_layers * spanning_all_reduce_s(size, layout.tensor, *inside, self.network)
         if layout.num_sharing > 1:
             # Each device of the tensor group sends its share of the vectors out to the experts and gets as much back.
             leaving = (layout.expert - layout.tensor) / layout.expert
             sent = size * self.num_active * leaving / layout.tensor
             total += 2 * self.num_expert_layers * send_s(sent, self.expert_link)
         return total
-
-    def _sum_s(self, size_bytes: float) -> float:
-        """Of one array over the tensor group."""
-        return spanning_all_reduce_s(
-            size_bytes, self.layout.tensor, self.tensor_link, self.devices_per_machine, self.network
-        )
 
     def hops_s(self, num_tokens: float) -> float:
         """From stage to stage, and the drawn tokens back to the first."""

@@ -15,6 +15,7 @@ Devices of a tensor group share every part evenly. Pipeline stages work on sever
 as many groups as stages none of them idles; with fewer, the rest is the pipeline's bubble.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -92,13 +93,6 @@ class _AttentionKind(NamedTuple):
     """Over all layers of this kind."""
 
 
-class _Experts(NamedTuple):
-    num_experts: int
-    num_active: int
-    expert_parameters: int
-    num_layers: int
-
-
 def roofline(
     spec: ModelSpec,
     hardware: Hardware,
@@ -130,12 +124,17 @@ class Roofline:
         layout = traffic.layout if traffic else SINGLE
         self._layout = layout
         self._traffic = traffic if traffic and layout.devices_per_copy * layout.expert > 1 else None
-        self._stage_fraction = layout.largest_stage(spec.num_layers) / spec.num_layers
+        self._stage_fraction = -(-spec.num_layers // layout.pipeline) / spec.num_layers  # of the longest
         self._flops = ceilings.flops_in(precision.compute)
         self._bandwidth = ceilings.bandwidth_bytes_per_s
         self._weight_bytes = precision.weight_bytes
         self._attention = _attention_kinds(spec, precision.kv_bytes, layout)
-        self._experts = _expert_kinds(spec)
+        experts = Counter(layer.mlp for layer in spec.layers if isinstance(layer.mlp, MoE))
+        self._experts = [
+            (moe, count * moe.expert.num_parameters(spec.hidden_size) / layout.expert_shards)
+            for moe, count in experts.items()
+        ]
+        """Each kind, and the parameters of one of its experts on a device, over all layers."""
         self._linear_parameters = _linear_parameters(spec, layout)
         self._pointwise_bytes = _pointwise_values(spec, layout) * _ACTIVATION_BYTES.get(precision.compute, 2.0)
         self._state_bytes = (
@@ -255,11 +254,10 @@ class Roofline:
         size = self._linear_parameters
         linears = self._roof(2.0 * size * num_tokens, size * self._weight_bytes)
         experts = 0.0
-        for kind in self._experts:
-            size = kind.expert_parameters * kind.num_layers / self._layout.expert_shards
-            num_met = num_tokens * self._layout.num_sharing
-            touched = expected_experts(kind.num_experts, kind.num_active, num_met)
-            experts += self._roof(2.0 * size * kind.num_active * num_met, size * touched * self._weight_bytes)
+        num_met = num_tokens * self._layout.num_sharing
+        for moe, size in self._experts:
+            touched = expected_experts(moe.num_experts, moe.num_active, num_met)
+            experts += self._roof(2.0 * size * moe.num_active * num_met, size * touched * self._weight_bytes)
         output = 0.0
         if num_drawn:
             size = self._output_parameters
@@ -339,17 +337,6 @@ def _attention_kinds(spec: ModelSpec, kv_bytes: float, layout: Layout) -> tuple[
         read = attention.kv_values_per_token * kv_bytes / layout.kv_shards(attention)
         moved[sight] = moved.get(sight, 0.0) + read
     return tuple(_AttentionKind(sight, flops[sight], moved[sight]) for sight in flops)
-
-
-def _expert_kinds(spec: ModelSpec) -> tuple[_Experts, ...]:
-    layers: dict[MoE, int] = {}
-    for layer in spec.layers:
-        if isinstance(layer.mlp, MoE):
-            layers[layer.mlp] = layers.get(layer.mlp, 0) + 1
-    return tuple(
-        _Experts(moe.num_experts, moe.num_active, moe.expert.num_parameters(spec.hidden_size), num_layers)
-        for moe, num_layers in layers.items()
-    )
 
 
 def _linear_parameters(spec: ModelSpec, layout: Layout) -> float:

@@ -3,6 +3,8 @@
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
 
 from penstock.amounts import format_bytes
 from penstock.tools.doctor.environment import Environment
@@ -21,8 +23,7 @@ SPARE_FILES = 200
 """Beside its connections a server has files of its own open."""
 
 
-@dataclass(frozen=True, slots=True)
-class Judgement:
+class Judgement(NamedTuple):
     verdict: Verdict
     evidence: str
     remedy: str = ""
@@ -35,25 +36,13 @@ class MachineCheck:
     subject: str
     judge: Callable[[Environment], Judgement]
 
-    def finding(self, environment: Environment) -> Finding:
-        judgement = self.judge(environment)
-        return Finding(self.id, self.layer, judgement.verdict, self.subject, judgement.evidence, judgement.remedy)
-
 
 def examine(environment: Environment) -> tuple[Finding, ...]:
-    return tuple(check.finding(environment) for check in CHECKS)
+    judged = ((check, check.judge(environment)) for check in CHECKS)
+    return tuple(Finding(check.id, check.layer, seen.verdict, check.subject, *seen[1:]) for check, seen in judged)
 
 
-def _ok(evidence: str) -> Judgement:
-    return Judgement(Verdict.OK, evidence)
-
-
-def _warning(evidence: str, remedy: str) -> Judgement:
-    return Judgement(Verdict.WARNING, evidence, remedy)
-
-
-def _fault(evidence: str, remedy: str) -> Judgement:
-    return Judgement(Verdict.FAULT, evidence, remedy)
+_ok, _warning, _fault = (partial(Judgement, verdict) for verdict in Verdict)
 
 
 # Silicon

@@ -6,6 +6,7 @@ What a page does not have is NaN: every comparison with it is false, so a rule t
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import Field, field, fields
+from operator import methodcaller
 from typing import Any
 
 from penstock.metrics.page import Page
@@ -32,12 +33,8 @@ class Change:
     def rate(self, name: str, where: Where | None = None) -> float:
         return self.count(name, where) / self._seconds
 
-    def total(self, name: str) -> float:
-        """A counter as it stands."""
-        return math.nan if self._name(name) is None else _sum(self._after, name, None)
-
     def gauge(self, *names: str) -> float:
-        """The last value, summed over engines; of several spellings the first that is there."""
+        """The last value, summed over engines, of a counter as it stands too; of several spellings the first there is."""
         name = self._name(*names)
         return math.nan if name is None else _sum(self._after, name, None)
 
@@ -102,10 +99,13 @@ def share(part: float, whole: float) -> float:
     return part / whole if whole > 0.0 else math.nan
 
 
-def measured(measure: Callable[[Change], float], default: float = math.nan, *, of_machine: bool = False) -> Any:
-    """A sign, and how it is read. What it says of a machine and its price servers of other makers leave out: without such a
-    sign nothing is missing."""
-    return field(default=default, metadata={"measure": measure, "of_machine": of_machine})
+def measured(
+    measure: Callable[[Change], float] | str, *names: object, default: float = math.nan, of_machine: bool = False
+) -> Any:
+    """A sign, and how it is read: by a function, or by a method of `Change` that is asked for `names`. What it says of a
+    machine and its price servers of other makers leave out: without such a sign nothing is missing."""
+    read = methodcaller(measure, *names) if isinstance(measure, str) else measure
+    return field(default=default, metadata={"measure": read, "of_machine": of_machine})
 
 
 def measures_of(signs: type) -> Iterator[tuple["Field[Any]", Callable[[Change], float]]]:

@@ -107,12 +107,8 @@ class PrefixWatch:
         return miss
 
     def _near_miss(self, tokens: tuple[int, ...], namespace: str, num_cached: int) -> NearMiss | None:
-        best: NearMiss | None = None
-        for other_namespace, other in reversed(self._kept):
-            found = self._against(tokens, other, namespace == other_namespace, num_cached)
-            if found is not None and (best is None or found.num_lost > best.num_lost):
-                best = found
-        return best
+        found = (self._against(tokens, other, namespace == its, num_cached) for its, other in reversed(self._kept))
+        return max(filter(None, found), key=lambda miss: miss.num_lost, default=None)
 
     def _against(self, own: tuple[int, ...], other: tuple[int, ...], shares: bool, num_cached: int) -> NearMiss | None:
         place = _first_difference(own, other)
@@ -176,7 +172,7 @@ class AlikeAgain(NamedTuple):
     is_reordered: bool = False
 
 
-def _first_difference(own: Sequence[int], other: Sequence[int]) -> int:
+def _first_difference(own: Sequence[object], other: Sequence[object]) -> int:
     """By halves: slices are compared by the interpreter, not one by one."""
     low, high = 0, min(len(own), len(other))
     while low < high:
@@ -231,15 +227,13 @@ def _kind_of(mine: str, theirs: str) -> str:
     if " ".join(mine.split()).casefold() == " ".join(theirs.split()).casefold():
         return "spacing or case"
     differing = [_differing(mine, theirs), _differing(theirs, mine)]
-    has_digits = any(any(letter.isdigit() for letter in text) for text in differing)
-    if has_digits:
-        if all(HEX_ID.search(text) or NAMED_ID.search(text) for text in (mine, theirs)):
-            return "id"
-        if all(CLOCK.search(text) for text in (mine, theirs)):
-            return "date or time"
-        return "number"
+    has_digits = any(letter.isdigit() for text in differing for letter in text)
+    if has_digits and all(HEX_ID.search(text) or NAMED_ID.search(text) for text in (mine, theirs)):
+        return "id"
     if all(CLOCK.search(text) for text in (mine, theirs)):
         return "date or time"
+    if has_digits:
+        return "number"
     if all(PERSON.search(text) for text in (mine, theirs)) and all(len(text.split()) <= 4 for text in differing):
         return "name"
     return "system prompt"
@@ -248,10 +242,6 @@ def _kind_of(mine: str, theirs: str) -> str:
 def _differing(mine: str, theirs: str) -> str:
     """The words of one that the other does not have at the same place, from the front and from the back."""
     own, other = mine.split(), theirs.split()
-    front = 0
-    while front < min(len(own), len(other)) and own[front] == other[front]:
-        front += 1
-    back = 0
-    while back < min(len(own), len(other)) - front and own[-1 - back] == other[-1 - back]:
-        back += 1
+    front = _first_difference(own, other)
+    back = _first_difference(own[front:][::-1], other[front:][::-1])
     return " ".join(own[front : len(own) - back])

@@ -20,6 +20,11 @@ UNEVEN = 2.0
 """Times the even share from which on one replica has too much."""
 
 
+REPLICA_GAUGES = ("ready", "breaker_open", "pending", "waiting", "kv_usage")
+REPLICA_COUNTERS = ("penstock_router_choices_total", "penstock_router_replica_failures_total")
+"""What a router says of each replica, in the order of `ReplicaSigns`."""
+
+
 @dataclass(frozen=True, slots=True)
 class ReplicaSigns:
     """One replica as its router sees it, and what was sent to it in the window."""
@@ -42,18 +47,18 @@ class RouterSigns:
     policy: str
     replicas: tuple[ReplicaSigns, ...]
     num_sent: float
-    num_open: float = measured(lambda change: change.gauge("penstock_router_open"))
-    num_parked: float = measured(lambda change: change.gauge("penstock_router_parked"))
-    num_ended: float = measured(lambda change: change.count("penstock_router_requests_total"))
-    num_refused: float = measured(lambda change: change.count("penstock_router_refused_total"))
-    num_retries: float = measured(lambda change: change.count("penstock_router_retries_total"))
-    num_failovers: float = measured(lambda change: change.count("penstock_router_failovers_total"))
+    num_open: float = measured("gauge", "penstock_router_open")
+    num_parked: float = measured("gauge", "penstock_router_parked")
+    num_ended: float = measured("count", "penstock_router_requests_total")
+    num_refused: float = measured("count", "penstock_router_refused_total")
+    num_retries: float = measured("count", "penstock_router_retries_total")
+    num_failovers: float = measured("count", "penstock_router_failovers_total")
     tokens_per_s: float = measured(
-        lambda change: change.rate("penstock_router_tokens_total", lambda labels: labels.get("kind") == "output")
+        "rate", "penstock_router_tokens_total", lambda labels: labels.get("kind") == "output"
     )
-    first_byte_p50_s: float = measured(lambda change: change.quantile(0.5, "penstock_router_first_byte_seconds"))
-    first_byte_p99_s: float = measured(lambda change: change.quantile(0.99, "penstock_router_first_byte_seconds"))
-    overhead_p99_s: float = measured(lambda change: change.quantile(0.99, "penstock_router_overhead_seconds"))
+    first_byte_p50_s: float = measured("quantile", 0.5, "penstock_router_first_byte_seconds")
+    first_byte_p99_s: float = measured("quantile", 0.99, "penstock_router_first_byte_seconds")
+    overhead_p99_s: float = measured("quantile", 0.99, "penstock_router_overhead_seconds")
 
     @property
     def ready(self) -> tuple[ReplicaSigns, ...]:
@@ -87,36 +92,18 @@ def router_signs(before: Page, after: Page, window_s: float) -> RouterSigns:
 
 def _replica(name: str, change: Change, after: Page) -> ReplicaSigns:
     is_it: Where = lambda labels: labels.get("replica") == name  # noqa: E731
-
-    def gauge(kind: str) -> float:
-        samples = after.get(f"penstock_router_replica_{kind}", ())
-        return next((sample.value for sample in samples if is_it(sample.labels)), math.nan)
-
-    sent, failed = (
-        change.count(total, is_it)
-        for total in ("penstock_router_choices_total", "penstock_router_replica_failures_total")
+    pages = (after.get(f"penstock_router_replica_{kind}", ()) for kind in REPLICA_GAUGES)
+    ready, breaker_open, *load = (
+        next((sample.value for sample in page if is_it(sample.labels)), math.nan) for page in pages
     )
-    return ReplicaSigns(
-        name=name,
-        is_ready=gauge("ready") > 0.0,
-        is_breaker_open=gauge("breaker_open") > 0.0,
-        num_pending=gauge("pending"),
-        num_waiting=gauge("waiting"),
-        kv_usage_fraction=gauge("kv_usage"),
-        num_sent=0.0 if math.isnan(sent) else sent,
-        num_failed=0.0 if math.isnan(failed) else failed,
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RouterRule(KnownFault):
-    evidence: Callable[[RouterSigns], str]
-    """What is seen of it; empty where it is not there."""
+    totals = (change.count(total, is_it) for total in REPLICA_COUNTERS)
+    counts = (0.0 if math.isnan(total) else total for total in totals)
+    return ReplicaSigns(name, ready > 0.0, breaker_open > 0.0, *load, *counts)
 
 
 def diagnose_router(signs: RouterSigns) -> tuple[Finding, ...]:
     """In the order of the table: what comes first is likelier the cause of what follows."""
-    found = ((rule, rule.evidence(signs)) for rule in ROUTER_RULES)
+    found = ((rule, EVIDENCE[rule.id](signs)) for rule in ROUTER_RULES)
     return tuple(rule.finding(seen) for rule, seen in found if seen)
 
 
@@ -186,6 +173,6 @@ EVIDENCE: Mapping[str, Callable[[RouterSigns], str]] = {
         f"overhead p99 {1e3 * signs.overhead_p99_s:,.1f} ms" if signs.overhead_p99_s > SLOW_S else ""
     ),
 }
-"""How each fault of `rules.json` shows."""
+"""How each fault of `rules.json` shows; empty where it is not there."""
 
-ROUTER_RULES = tuple(RouterRule(**fault, evidence=EVIDENCE[fault["id"]]) for fault in known_faults("router"))
+ROUTER_RULES = tuple(KnownFault(**fault) for fault in known_faults("router"))

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from penstock.metrics.page import Page
@@ -26,6 +26,7 @@ KV = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
 ITL = ("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds")
 TTFT = "vllm:time_to_first_token_seconds"
 LAYOUT = "vllm:cache_config_info"
+DRAFTS = "vllm:spec_decode_num_draft_tokens_total"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,14 +105,14 @@ class Signs:
     ready_status: float = math.nan
     health_s: float = math.nan
     """How long /health took, in the better of the two looks."""
-    has_restarted: float = measured(lambda change: float(change.has_restarted), 0.0)
+    has_restarted: float = measured(lambda change: float(change.has_restarted), default=0.0)
     """1 if another process answered the second time."""
 
-    num_running_before: float = measured(lambda change: change.gauge_before(RUNNING))
-    num_running: float = measured(lambda change: change.gauge(RUNNING))
-    num_waiting_before: float = measured(lambda change: change.gauge_before(WAITING))
-    num_waiting: float = measured(lambda change: change.gauge(WAITING))
-    kv_usage_fraction: float = measured(lambda change: change.largest(*KV))
+    num_running_before: float = measured("gauge_before", RUNNING)
+    num_running: float = measured("gauge", RUNNING)
+    num_waiting_before: float = measured("gauge_before", WAITING)
+    num_waiting: float = measured("gauge", WAITING)
+    kv_usage_fraction: float = measured("largest", *KV)
     num_kv_tokens: float = measured(
         lambda change: change.label(LAYOUT, "block_size") * change.label(LAYOUT, "num_gpu_blocks")
     )
@@ -125,22 +126,22 @@ class Signs:
     num_unread: float = measured(
         lambda change: _unread(change.gauge(CALLS), change.gauge(RUNNING), change.gauge(WAITING), change)
     )
-    num_calls: float = measured(lambda change: change.gauge(CALLS))
+    num_calls: float = measured("gauge", CALLS)
 
-    prompt_tokens_per_s: float = measured(lambda change: change.rate(PROMPT_TOKENS))
-    output_tokens_per_s: float = measured(lambda change: change.rate(TOKENS))
-    started_per_s: float = measured(lambda change: change.rate(f"{TTFT}_count"))
+    prompt_tokens_per_s: float = measured("rate", PROMPT_TOKENS)
+    output_tokens_per_s: float = measured("rate", TOKENS)
+    started_per_s: float = measured("rate", f"{TTFT}_count")
     """Requests whose first token came."""
-    ended_per_s: float = measured(lambda change: change.rate(ENDED))
-    steps_per_s: float = measured(lambda change: change.rate(STEPS))
-    refused_per_s: float = measured(lambda change: change.rate("penstock_requests_refused_total"))
-    preemptions_per_s: float = measured(lambda change: change.rate("vllm:num_preemptions_total"))
+    ended_per_s: float = measured("rate", ENDED)
+    steps_per_s: float = measured("rate", STEPS)
+    refused_per_s: float = measured("rate", "penstock_requests_refused_total")
+    preemptions_per_s: float = measured("rate", "vllm:num_preemptions_total")
     num_errors: float = measured(_ended("error"))
     """Requests of the window that ended in an error, and those that their clients gave up."""
     num_aborts: float = measured(_ended("abort"))
     num_ended: float = measured(_ended())
-    num_new_restarts: float = measured(lambda change: change.count("penstock_engine_restarts_total"))
-    num_restarts: float = measured(lambda change: change.total("penstock_engine_restarts_total"))
+    num_new_restarts: float = measured("count", "penstock_engine_restarts_total")
+    num_restarts: float = measured("gauge", "penstock_engine_restarts_total")
 
     num_answers: float = measured(_answers(lambda _, status: True))
     """HTTP answers of the window but for those to watchers; then those of some statuses."""
@@ -150,33 +151,35 @@ class Signs:
         _answers(lambda _, status: 400 <= status < 500 and status not in (401, 403, 429))
     )
 
-    ttft_p50_s: float = measured(lambda change: change.quantile(0.5, TTFT))
-    ttft_p95_s: float = measured(lambda change: change.quantile(0.95, TTFT))
-    itl_mean_s: float = measured(lambda change: change.mean(*ITL))
-    itl_p50_s: float = measured(lambda change: change.quantile(0.5, *ITL))
-    itl_p99_s: float = measured(lambda change: change.quantile(0.99, *ITL))
-    queue_mean_s: float = measured(lambda change: change.mean("vllm:request_queue_time_seconds"))
-    queue_p95_s: float = measured(lambda change: change.quantile(0.95, "vllm:request_queue_time_seconds"))
-    prefill_mean_s: float = measured(lambda change: change.mean("vllm:request_prefill_time_seconds"))
-    prompt_mean_tokens: float = measured(lambda change: change.ratio(PROMPT_TOKENS, f"{TTFT}_count"))
-    hit_fraction: float = measured(
-        lambda change: change.ratio("vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total")
-    )
+    ttft_p50_s: float = measured("quantile", 0.5, TTFT)
+    ttft_p95_s: float = measured("quantile", 0.95, TTFT)
+    ttft_p99_s: float = measured("quantile", 0.99, TTFT)
+    itl_mean_s: float = measured("mean", *ITL)
+    itl_p50_s: float = measured("quantile", 0.5, *ITL)
+    itl_p99_s: float = measured("quantile", 0.99, *ITL)
+    queue_mean_s: float = measured("mean", "vllm:request_queue_time_seconds")
+    queue_p95_s: float = measured("quantile", 0.95, "vllm:request_queue_time_seconds")
+    prefill_mean_s: float = measured("mean", "vllm:request_prefill_time_seconds")
+    prompt_mean_tokens: float = measured("ratio", PROMPT_TOKENS, f"{TTFT}_count")
+    hit_fraction: float = measured("ratio", "vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total")
     """Share of prompt tokens that the prefix cache gave."""
+    drafts_per_s: float = measured("rate", DRAFTS)
+    accepted_fraction: float = measured("ratio", "vllm:spec_decode_num_accepted_tokens_total", DRAFTS)
+    """Of the drafted tokens."""
     stolen_fraction: float = of_machine(lambda change: _of_processors(change, "stolen"))
     """Of the machine's processors, what a hypervisor gave to others; then what other programs used."""
     others_fraction: float = of_machine(lambda change: _of_processors(change, "other"))
-    waited_per_s: float = of_machine(lambda change: _waited_per_s(change))
+    waited_per_s: float = of_machine(_waited_per_s)
     """Seconds that its threads waited for a processor, all together; others' share where the system counts no waits."""
     throttled_fraction: float = of_machine(
-        lambda change: change.ratio("penstock_host_throttled_periods_total", "penstock_host_periods_total")
+        "ratio", "penstock_host_throttled_periods_total", "penstock_host_periods_total"
     )
     """Of the periods in which a container's processor time is counted, those in which it ran out."""
-    swapped_per_s: float = of_machine(lambda change: change.rate("penstock_host_swapped_pages_total"))
+    swapped_per_s: float = of_machine("rate", "penstock_host_swapped_pages_total")
     """Pages moved to or from swap."""
-    slow_governor: float = of_machine(lambda change: change.gauge("penstock_host_slow_governor"))
+    slow_governor: float = of_machine("gauge", "penstock_host_slow_governor")
     """Share of the processors that save power."""
-    remote_fraction: float = of_machine(lambda change: _remote_fraction(change))
+    remote_fraction: float = of_machine(_remote_fraction)
     """Of memory pages given, those on another node than the processor's."""
     gpu_clock_fraction: float = of_machine(
         lambda change: share(
@@ -184,21 +187,21 @@ class Signs:
         )
     )
     """Of the highest clock, what the slowest GPU runs at."""
-    gpu_power_limited: float = of_machine(lambda change: change.largest("penstock_gpu_limited_by_power"))
-    gpu_thermal_limited: float = of_machine(lambda change: change.largest("penstock_gpu_limited_by_thermal"))
-    gpu_ecc_errors: float = of_machine(lambda change: change.total("penstock_gpu_ecc_errors_total"))
-    gpu_xid_errors: float = of_machine(lambda change: change.total("penstock_gpu_xid_errors_total"))
+    gpu_power_limited: float = of_machine("largest", "penstock_gpu_limited_by_power")
+    gpu_thermal_limited: float = of_machine("largest", "penstock_gpu_limited_by_thermal")
+    gpu_ecc_errors: float = of_machine("gauge", "penstock_gpu_ecc_errors_total")
+    gpu_xid_errors: float = of_machine("gauge", "penstock_gpu_xid_errors_total")
     gpu_pcie_fraction: float = of_machine(
         lambda change: share(change.smallest("penstock_gpu_pcie_width"), change.largest("penstock_gpu_max_pcie_width"))
     )
     """Of the lanes to the host, those in use."""
-    gpu_other_bytes: float = of_machine(lambda change: change.gauge("penstock_gpu_other_bytes"))
-    max_batch_tokens: float = of_machine(lambda change: change.largest("penstock_max_batch_tokens"))
+    gpu_other_bytes: float = of_machine("gauge", "penstock_gpu_other_bytes")
+    max_batch_tokens: float = of_machine("largest", "penstock_max_batch_tokens")
     weight_bits: float = of_machine(lambda change: share(8.0 * change.gauge(WEIGHTS), change.gauge(PARAMETERS)))
     """Of a parameter that a token is multiplied with, in memory."""
     energy_per_token_j: float = of_machine(lambda change: share(_joules(change), change.count(TOKENS)))
     energy_per_request_j: float = of_machine(lambda change: share(_joules(change), change.count(ENDED)))
-    dollars_per_request: float = of_machine(lambda change: change.ratio("penstock_cost_dollars_total", ENDED))
+    dollars_per_request: float = of_machine("ratio", "penstock_cost_dollars_total", ENDED)
     mfu: float = of_machine(lambda change: share(_flops(change), change.largest("penstock_machine_flops")))
     """Operations a second over what the machine was measured to compute; then bytes over what it reads."""
     mbu: float = of_machine(
@@ -207,15 +210,13 @@ class Signs:
     floor_s: float = math.nan
     """What a mean step takes at the hardware's limit, where the hardware is known."""
 
-    step_sequences: float = measured(lambda change: change.mean("penstock_step_sequences"))
+    step_sequences: float = measured("mean", "penstock_step_sequences")
     """Sequences that a mean step gave tokens to."""
-    good_fraction: float = measured(
-        lambda change: change.ratio("penstock_good_requests_total", "vllm:e2e_request_latency_seconds_count")
-    )
+    good_fraction: float = measured("ratio", "penstock_good_requests_total", "vllm:e2e_request_latency_seconds_count")
     """Share of the requests that ended which met the chat SLO."""
-    kv_waste_fraction: float = measured(lambda change: change.largest("penstock_kv_waste_fraction"))
+    kv_waste_fraction: float = measured("largest", "penstock_kv_waste_fraction")
     """Share of held KV positions that hold no token."""
-    dollars_per_1k: float = of_machine(lambda change: change.gauge("penstock_dollars_per_1k_tokens"))
+    dollars_per_1k: float = of_machine("gauge", "penstock_dollars_per_1k_tokens")
     """Of 1,000 generated tokens, since the server's start."""
 
     missing: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -227,31 +228,28 @@ class Signs:
         return self.num_running == 0.0 == self.prompt_tokens_per_s == self.output_tokens_per_s
 
 
-def signs_of(before: Look, after: Look, window_s: float) -> Signs:
+def page_signs(before: Page, after: Page, window_s: float) -> Signs:
+    """What two pages of metrics tell alone."""
     values: dict[str, float] = {}
     missing: dict[str, tuple[str, ...]] = {}
     for sign, measure in measures_of(Signs):
-        change = Change(before.page, after.page, window_s)
+        change = Change(before, after, window_s)
         values[sign.name] = measure(change)
         if change.absent and not sign.metadata["of_machine"]:
             missing[sign.name] = tuple(sorted(change.absent))
+    return Signs(window_s=window_s, missing=missing, **values)
+
+
+def signs_of(before: Look, after: Look, window_s: float) -> Signs:
+    signs = page_signs(before.page, after.page, window_s)
     ready_status = after.statuses.get("/readyz", math.nan)
-    if ready_status == 404:
-        missing["ready_status"] = ("/readyz",)
-        ready_status = math.nan
+    has_readyz = ready_status != 404
     health = [look.seconds["/health"] for look in (before, after) if "/health" in look.seconds]
-    return Signs(
-        window_s=window_s,
+    return replace(
+        signs,
         metrics_status=after.statuses.get("/metrics", REFUSED),
         health_status=after.statuses.get("/health", REFUSED),
-        ready_status=ready_status,
+        ready_status=ready_status if has_readyz else math.nan,
         health_s=min(health) if len(health) == 2 else math.nan,
-        missing=missing,
-        **values,
+        missing=signs.missing if has_readyz else {**signs.missing, "ready_status": ("/readyz",)},
     )
-
-
-def machine_signs(before: Page, after: Page, window_s: float) -> dict[str, float]:
-    """What it lost to others, how far it is used, what it took, by name of the sign."""
-    change = Change(before, after, window_s)
-    return {sign.name: measure(change) for sign, measure in measures_of(Signs) if sign.metadata["of_machine"]}

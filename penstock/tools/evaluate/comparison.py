@@ -14,13 +14,8 @@ def compare(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[dict[st
         raise ConfigError(
             f"the reports are of different files, {first.get('file')} and {second.get('file')}; measure both on one"
         )
-    found = []
-    if "windows" in first and "windows" in second:
-        found.append(_perplexity(first, second))
-    if "right" in first and "right" in second:
-        found.append(_accuracy(first, second))
-    if "kl" in first and "kl" in second:
-        found.append(_plain(first, second))
+    measures = {"windows": _perplexity, "right": _accuracy, "kl": _plain}
+    found = [measure(first, second) for part, measure in measures.items() if part in first and part in second]
     if not found:
         raise ConfigError("the reports have no measure in common; write them with penstock eval ... --json")
     return found

@@ -81,18 +81,18 @@ class Divergence:
 
     def report(self) -> dict[str, Any]:
         every = torch.cat(self.per_token)
-        mean = ratio_of_sums([float(each.sum()) for each in self.per_token], self.counts)
-        same = ratio_of_sums([float(each) for each in self.agreed], self.counts)
-        lost = ratio_of_sums(self.lost, self.counts)
+        mean, *kl = ratio_of_sums([float(each.sum()) for each in self.per_token], self.counts)
+        same, *shares = ratio_of_sums(self.agreed, self.counts)
+        ratio, *ratios = (float(np.exp(each)) for each in ratio_of_sums(self.lost, self.counts))
         return {
-            "kl": round(mean.value, 6),
-            "kl_interval": [round(max(mean.low, 0.0), 6), round(mean.high, 6)],
+            "kl": round(mean, 6),
+            "kl_interval": [round(max(each, 0.0), 6) for each in kl],
             "kl_quantiles": {f"{q:g}": round(float(np.quantile(every.numpy(), q)), 6) for q in QUANTILES},
             "kl_most": round(float(every.max()), 6),
-            "same_top_1": round(same.value, 6),
-            "same_top_1_interval": [round(max(same.low, 0.0), 6), round(min(same.high, 1.0), 6)],
-            "perplexity_ratio": round(float(np.exp(lost.value)), 6),
-            "perplexity_ratio_interval": [round(float(np.exp(lost.low)), 6), round(float(np.exp(lost.high)), 6)],
+            "same_top_1": round(same, 6),
+            "same_top_1_interval": [round(min(max(each, 0.0), 1.0), 6) for each in shares],
+            "perplexity_ratio": round(ratio, 6),
+            "perplexity_ratio_interval": [round(each, 6) for each in ratios],
         }
 
 

@@ -66,10 +66,7 @@ def _ratio(ratios: Mapping[str, float], name: str) -> str:
 
 
 def _quality(report: Report) -> str:
-    rows = [
-        (line["measure"], *_change(line), line["verdict"])
-        for line in report["comparisons"]
-    ]  # fmt: skip
+    rows = [(line["measure"], *_change(line), line["verdict"]) for line in report["comparisons"]]
     found = table(("measure", "change", "19 of 20 lie between", "after is"), rows) if rows else ""
     divergence = report["divergence"]
     if divergence:

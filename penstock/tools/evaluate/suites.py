@@ -24,9 +24,8 @@ def mmlu(path: Path) -> list[TaskQuestion]:
     for topic, text in json.loads(path.read_text()).items():
         for match in _MMLU.finditer(text):
             choices = tuple(f" {match[letter].strip()}" for letter in "ABCD")
-            found.append(
-                TaskQuestion(f"Question: {match['body']}\nAnswer:", choices, "ABCD".index(match["key"]), topic)
-            )
+            prompt = f"Question: {match['body']}\nAnswer:"
+            found.append(TaskQuestion(prompt, choices, "ABCD".index(match["key"]), topic))
     return found
 
 

@@ -56,12 +56,10 @@ def read_questions(path: Path, limit: int | None = None) -> list[TaskQuestion]:
 def _question(entry: Mapping[str, Any]) -> TaskQuestion:
     topic, hard = str(entry.get("topic") or entry.get("activity_label") or ""), str(entry.get("difficulty") or "")
     if "endings" in entry:  # HellaSwag
-        return TaskQuestion(
-            entry["ctx"], tuple(f" {end}" for end in entry["endings"]), int(entry["label"]), topic, hard
-        )
+        return TaskQuestion(entry["ctx"], _choices(entry["endings"]), int(entry["label"]), topic, hard)
     if "sol1" in entry:  # PIQA
         prompt = f"Question: {entry['goal']}\nAnswer:"
-        return TaskQuestion(prompt, (f" {entry['sol1']}", f" {entry['sol2']}"), int(entry["label"]), topic, hard)
+        return TaskQuestion(prompt, _choices((entry["sol1"], entry["sol2"])), int(entry["label"]), topic, hard)
     if "option1" in entry:  # WinoGrande: what follows the gap is scored, after either filling
         before, _, after = entry["sentence"].partition("_")
         choices = tuple(before + entry[name] + after for name in ("option1", "option2"))
@@ -71,19 +69,20 @@ def _question(entry: Mapping[str, Any]) -> TaskQuestion:
         if isinstance(body, dict):
             body, listed = body["stem"], body["choices"]
         if isinstance(listed, dict):
-            pairs = list(zip(listed["text"], listed["label"]))
+            texts, labels = listed["text"], listed["label"]
         else:
-            pairs = [(choice["text"], choice["label"]) for choice in listed or ()]
-        texts, labels = zip(*pairs)
+            texts, labels = zip(*((choice["text"], choice["label"]) for choice in listed or ()))
         prompt = f"Question: {body}\nAnswer:"
-        return TaskQuestion(prompt, tuple(f" {text}" for text in texts), labels.index(entry["answerKey"]), topic, hard)
+        return TaskQuestion(prompt, _choices(texts), labels.index(entry["answerKey"]), topic, hard)
     if "choices" in entry:
-        prompt = entry.get("prompt", entry.get("question"))
-        return TaskQuestion(
-            str(prompt), tuple(f" {text}" for text in entry["choices"]), int(entry["answer"]), topic, hard
-        )
+        prompt = str(entry.get("prompt", entry.get("question")))
+        return TaskQuestion(prompt, _choices(entry["choices"]), int(entry["answer"]), topic, hard)
     answer = str(entry["answer"]).rpartition("####")[2].strip()  # GSM8K
     return TaskQuestion(f"Question: {entry.get('question', entry.get('prompt'))}\nAnswer:", (), answer, topic, hard)
+
+
+def _choices(texts: Iterable[object]) -> tuple[str, ...]:
+    return tuple(f" {text}" for text in texts)
 
 
 def choose(scores: Sequence[float], choices: Sequence[str]) -> int:
@@ -106,20 +105,19 @@ def _plain(number: str) -> float:
 
 def report(questions: Sequence[TaskQuestion], right: Sequence[bool]) -> dict[str, Any]:
     """Accuracy as a whole and by stratum, with intervals."""
-    whole = share(sum(right), len(right))
+    whole = _shown(right)
     lengths = sorted(len(question.prompt) for question in questions)
     limits = (lengths[len(lengths) // 3], lengths[2 * len(lengths) // 3])
-    strata: dict[str, dict[str, list[bool]]] = {"topic": defaultdict(list), "length": defaultdict(list)}
-    strata["difficulty"] = defaultdict(list)
+    strata: dict[str, dict[str, list[bool]]] = {kind: defaultdict(list) for kind in ("topic", "length", "difficulty")}
     for question, is_right in zip(questions, right):
         size = LENGTHS[sum(len(question.prompt) > limit for limit in limits)]
         for kind, name in (("topic", question.topic), ("length", size), ("difficulty", question.difficulty)):
             if name:
                 strata[kind][name].append(is_right)
     return {
-        "questions": len(questions),
-        "accuracy": round(whole.value, 4),
-        "accuracy_interval": [round(whole.low, 4), round(whole.high, 4)],
+        "questions": whole["questions"],
+        "accuracy": whole["accuracy"],
+        "accuracy_interval": whole["interval"],
         "strata": {
             kind: {name: _shown(results) for name, results in sorted(groups.items())}
             for kind, groups in strata.items()
@@ -129,11 +127,6 @@ def report(questions: Sequence[TaskQuestion], right: Sequence[bool]) -> dict[str
     }
 
 
-def _shown(results: Iterable[bool]) -> dict[str, Any]:
-    every = list(results)
-    found = share(sum(every), len(every))
-    return {
-        "questions": len(every),
-        "accuracy": round(found.value, 4),
-        "interval": [round(found.low, 4), round(found.high, 4)],
-    }
+def _shown(right: Sequence[bool]) -> dict[str, Any]:
+    accuracy, *interval = (round(each, 4) for each in share(sum(right), len(right)))
+    return {"questions": len(right), "accuracy": accuracy, "interval": interval}

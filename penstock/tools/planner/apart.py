@@ -34,13 +34,9 @@ def judge_apart(apart: CapacityTrial, together: CapacityTrial) -> str:
     more = apart.good_fraction - together.good_fraction
     if more > NOTABLE_GOOD:
         return f"pays: {100 * more:.1f} % more requests are good"
-    first, each = (
-        after.p95 / before.p95 - 1.0 if before.p95 else 0.0
-        for after, before in (
-            (apart.summary.ttft, together.summary.ttft),
-            (apart.summary.tpot, together.summary.tpot),
-        )
-    )
+    new, old = apart.summary, together.summary
+    pairs = (new.ttft, old.ttft), (new.tpot, old.tpot)
+    first, each = (after.p95 / before.p95 - 1.0 if before.p95 else 0.0 for after, before in pairs)
     times = f"TTFT p95 {100 * first:+.0f} %, TPOT p95 {100 * each:+.0f} %"
     if more < -NOTABLE_GOOD:
         return f"does not pay: {-100 * more:.1f} % fewer requests are good; {times}"

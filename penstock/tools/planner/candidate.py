@@ -72,22 +72,17 @@ class Candidate:
 
     @cached_property
     def memory(self) -> Memory:
-        """Of the fullest device."""
+        """Of the fullest device. On a CPU the engine takes no more than a gibibyte, or one whole context if that is more."""
+        one_context = (self.max_context or self.spec.max_context) * self.spec.kv_bytes_per_token(
+            self.precision.kv_bytes
+        )
         return Memory(
             free_bytes=self.hardware.memory_bytes,
             weight_bytes=weight_bytes(self.spec, self.precision, self.layout),
             workspace_bytes=self.activation_bytes + self.reserve_bytes + self.adapter_bytes,
             bytes_per_kv_value=self.precision.kv_bytes * kv_fraction(self.spec, self.layout),
-            enough_kv_bytes=self._enough_kv_bytes,
+            enough_kv_bytes=max(GIB, one_context) if self.hardware.kind == "cpu" else None,
         )
-
-    @property
-    def _enough_kv_bytes(self) -> int | None:
-        """On a CPU the engine takes no more than a gibibyte, or one whole context if that is more."""
-        if self.hardware.kind != "cpu":
-            return None
-        context = self.max_context or self.spec.max_context
-        return max(GIB, context * self.spec.kv_bytes_per_token(self.precision.kv_bytes))
 
     @property
     def activation_bytes(self) -> int:

@@ -110,7 +110,11 @@ def serve(
     split: Disaggregation | None = None,
 ) -> CapacityTrial:
     """Simulate so many copies under a rate; with a split, some of them compute prompts alone."""
-    num_requests = run_length(candidate, demand, rate, num_copies)
+    inside = num_copies * num_inside(candidate, demand.sizes, rate / num_copies, demand.mean_repeated)
+    talk_s = 0.0  # from a first turn to the last, by Little's law
+    if demand.conversation is not None:
+        talk_s = (demand.num_turns - 1) * (demand.conversation.think_s + inside / rate)
+    num_requests = run_length(demand, num_copies, inside, rate * talk_s / MOST_LEAD)
     plain = demand.workload(rate, num_requests, candidate.spec.vocab_size)
     warm = warm_start(candidate, demand, plain, rate, num_copies)
     slo = target.slo
@@ -119,8 +123,7 @@ def serve(
         fleet = replace(fleet, num_replicas=num_copies - split.num_prefill, split=split)
     result = simulate(fleet, warm.workload, slo)
     # Conversations fill a fleet until the first of them have ended, and empty it when no more begin.
-    lead_s = min(conversation_s(candidate, demand, rate, num_copies), MOST_LEAD * plain.span_s)
-    start_s = warm.start_s + max(WARM_UP_FRACTION * plain.span_s, lead_s)
+    start_s = warm.start_s + max(WARM_UP_FRACTION * plain.span_s, min(talk_s, MOST_LEAD * plain.span_s))
     end_s = warm.start_s + plain.span_s if demand.num_turns > 1 else math.inf
     judged = [timeline for timeline in result.timelines if start_s <= timeline.arrival_s <= end_s]
     duration_s = max(timeline.end_s or 0.0 for timeline in judged) - start_s
@@ -143,22 +146,12 @@ def serve(
     )
 
 
-def run_length(candidate: Candidate, demand: Demand, rate: float, num_copies: int) -> int:
-    """Long enough to replace those inside."""
-    inside = num_copies * num_inside(candidate, demand.sizes, rate / num_copies, demand.mean_repeated)
+def run_length(demand: Demand, num_copies: int, inside: int, talked: float) -> int:
+    """Requests enough to replace those inside, and `talked` for conversations to fill a fleet."""
     least, most = (count * math.sqrt(num_copies) for count in (MIN_REQUESTS, MAX_REQUESTS))
     wanted = round(min(max(TURNOVERS * inside, least), most))
-    talked = rate * conversation_s(candidate, demand, rate, num_copies) / MOST_LEAD
     wanted = round(max(wanted, min(talked, LONGEST_TALK * most)))
-    return min(wanted, demand.largest_run or wanted)
-
-
-def conversation_s(candidate: Candidate, demand: Demand, rate: float, num_copies: int) -> float:
-    """From a first turn to the last, by Little's law; 0 where there is but one."""
-    if demand.conversation is None:
-        return 0.0
-    inside = num_copies * num_inside(candidate, demand.sizes, rate / num_copies, demand.mean_repeated)
-    return (demand.num_turns - 1) * (demand.conversation.think_s + inside / rate)
+    return min(wanted, len(demand.trace) if demand.trace else wanted)
 
 
 def find_capacity(loads: Loads, finest: int = COARSE) -> Capacity:

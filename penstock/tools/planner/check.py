@@ -46,11 +46,6 @@ class CheckRow:
         return max(low * (1.0 - self.model_error), 0.0), high * (1.0 + self.model_error)
 
     @property
-    def is_covered(self) -> bool:
-        low, high = self.interval
-        return low <= self.measured <= high
-
-    @property
     def error(self) -> float | None:
         """Predicted over measured, less one; None where something was predicted and nothing measured."""
         if not self.measured:

@@ -1,7 +1,7 @@
 """What keeps a candidate from carrying more, in words, with the evidence of the run in which it failed; and what would help."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from penstock.errors import ConfigError
 from penstock.runtime.core.batch import Batch
@@ -26,13 +26,12 @@ MOST_SEQUENCES = 4096
 class Constraint:
     kind: Kind
     words: str
-    remedy: Candidate | None
+    remedy: Candidate | None = None
     """The same candidate with the one change that should help; None if none of its settings would."""
-    remedy_words: str
+    remedy_words: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Moments:
+class Moments(NamedTuple):
     """Shares of a run's moments, warm-up apart, in which requests waited for a block, or for a row."""
 
     blocks: float
@@ -90,28 +89,25 @@ def _of_bound(candidate: Candidate, steady: Steady, sizes: Sizes, target: SloTar
 
 def _latency(run: CapacityTrial | None, target: SloTarget) -> Constraint:
     if run is None:
-        return Constraint(
-            "latency", "Latency: not even one request at a time is fast enough from token to token", None, ""
-        )
+        return Constraint("latency", "Latency: not even one request at a time is fast enough from token to token")
     summary = run.summary
     late = f"{100 * (1.0 - run.good_fraction):.1f} % of requests miss the SLO with no other request"
     times = f"p95 of TTFT is {1e3 * summary.ttft.p95:,.0f} ms, of TPOT {1e3 * summary.tpot.p95:,.1f} ms"
     words = f"Latency: {late} ({times}); more of these devices do not help, faster ones or a larger tensor group do"
-    return Constraint("latency", words, None, "")
+    return Constraint("latency", words)
 
 
 def _kv(candidate: Candidate, evidence: str) -> Constraint:
     words = f"KV memory: {evidence}"
     if candidate.measured is not None or candidate.kv == "fp8":
-        return Constraint("kv", words, None, "")
+        return Constraint("kv", words)
     return Constraint("kv", words, with_kv(candidate, "fp8"), "FP8 KV")
 
 
 def _sequences(candidate: Candidate, evidence: str) -> Constraint:
-    limit = candidate.max_sequences
-    words = f"The limit of {limit} sequences at once: {evidence}"
-    wider = _with(candidate, min(4 * limit, MOST_SEQUENCES), candidate.max_batch_tokens)
-    return Constraint("sequences", words, wider, f"--max-sequences {min(4 * limit, MOST_SEQUENCES)}" if wider else "")
+    words = f"The limit of {candidate.max_sequences} sequences at once: {evidence}"
+    limit = min(4 * candidate.max_sequences, MOST_SEQUENCES)
+    return _limited("sequences", words, candidate, limit, candidate.max_batch_tokens, f"--max-sequences {limit}")
 
 
 def _prompts(candidate: Candidate, evidence: str, sizes: Sizes) -> Constraint:
@@ -119,8 +115,7 @@ def _prompts(candidate: Candidate, evidence: str, sizes: Sizes) -> Constraint:
     alone_s = candidate.step_cost.step_s(Batch(0, (plain_chunk(0, 0, length),)))
     words = f"Computing prompts: {evidence}; one of mean length takes {1e3 * alone_s:.0f} ms by itself"
     budget = min(4 * candidate.max_batch_tokens, MOST_BUDGET)
-    wider = _with(candidate, candidate.max_sequences, budget)
-    return Constraint("prompts", words, wider, f"--max-batch-tokens {budget}" if wider else "")
+    return _limited("prompts", words, candidate, candidate.max_sequences, budget, f"--max-batch-tokens {budget}")
 
 
 def _steps(candidate: Candidate, evidence: str, steady: Steady, sizes: Sizes) -> Constraint:
@@ -128,8 +123,9 @@ def _steps(candidate: Candidate, evidence: str, steady: Steady, sizes: Sizes) ->
     if candidate.measured is None:
         words += f"; {_where(candidate, steady, sizes)}"
     budget = candidate.max_batch_tokens // 4
-    smaller = _with(candidate, candidate.max_sequences, budget) if budget >= candidate.max_sequences else None
-    return Constraint("steps", words, smaller, f"--max-batch-tokens {budget}" if smaller else "")
+    if budget < candidate.max_sequences:
+        return Constraint("steps", words)
+    return _limited("steps", words, candidate, candidate.max_sequences, budget, f"--max-batch-tokens {budget}")
 
 
 def _where(candidate: Candidate, steady: Steady, sizes: Sizes) -> str:
@@ -144,15 +140,16 @@ def _where(candidate: Candidate, steady: Steady, sizes: Sizes) -> str:
     )
 
 
-def _with(candidate: Candidate, max_sequences: int, max_batch_tokens: int) -> Candidate | None:
-    """Other limits, if they are others and still fit. Memory of a measured engine stays as it was measured."""
+def _limited(
+    kind: Kind, words: str, candidate: Candidate, max_sequences: int, max_batch_tokens: int, remedy: str
+) -> Constraint:
+    """Remedied by other limits, if they are others and still fit. Memory of a measured engine stays as it was measured."""
     changed = candidate.with_limits(max_sequences, max_batch_tokens)
-    if changed.key == candidate.key:
-        return None
     try:
-        return changed if changed.sizing.num_blocks else None
+        helps = changed.key != candidate.key and changed.sizing.num_blocks
     except ConfigError:
-        return None
+        helps = False
+    return Constraint(kind, words, changed, remedy) if helps else Constraint(kind, words)
 
 
 def extrapolated_fraction(candidate: Candidate) -> float:

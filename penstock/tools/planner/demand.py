@@ -147,11 +147,6 @@ class Demand:
             largest_total=totals[-1],
         )
 
-    @property
-    def largest_run(self) -> int | None:
-        """Requests there are; None if as many as are wanted."""
-        return None if self.trace is None else len(self.trace)
-
     def at(self, factor: float) -> "Demand":
         """The same requests at that many times the rate."""
         return replace(self, rate=self.rate * factor)

@@ -38,7 +38,7 @@ def weight_bytes(num_parameters: float, bits: float) -> float:
     return num_parameters * bits / 8.0
 
 
-def kv_bytes_per_token(num_layers: int, num_kv_heads: int, head_dim: int, bytes_per_value: float) -> float:
+def kv_bytes_per_token(num_layers: float, num_kv_heads: float, head_dim: float, bytes_per_value: float) -> float:
     """A key and a value of every head that has its own, in every layer."""
     return 2.0 * num_layers * num_kv_heads * head_dim * bytes_per_value
 
@@ -48,7 +48,7 @@ def forward_flops(num_parameters: float, num_tokens: float) -> float:
     return 2.0 * num_parameters * num_tokens
 
 
-def activation_bytes(num_sequences: float, num_tokens: float, hidden_size: int) -> float:
+def activation_bytes(num_sequences: float, num_tokens: float, hidden_size: float) -> float:
     """The usual rule of thumb: four 16-bit vectors for each token of each sequence."""
     return 8.0 * num_sequences * num_tokens * hidden_size
 

@@ -1,6 +1,5 @@
 """Does it fit: where the memory of the fullest device goes, and how many requests what is left can hold."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from penstock.runtime.models.spec import GQA, MLA, ModelSpec, MoE
@@ -90,20 +89,18 @@ def kv_by_attention(spec: ModelSpec, bytes_per_value: float) -> dict[str, int]:
 
 def _shares(spec: ModelSpec, total_bytes: int) -> dict[str, int]:
     """A device's weights by part, in proportion to the model's own parts."""
-    counts = dict(_counts(spec))
-    whole = sum(counts.values())
-    shares = {part: round(total_bytes * count / whole) for part, count in counts.items() if count}
-    shares["layers"] += total_bytes - sum(shares.values())
-    return shares
-
-
-def _counts(spec: ModelSpec) -> Iterator[tuple[str, int]]:
     parts = spec.parameters_by_part
     experts = sum(
         layer.mlp.num_experts * layer.mlp.expert.num_parameters(spec.hidden_size)
         for layer in spec.layers
         if isinstance(layer.mlp, MoE)
     )
-    yield "experts", experts
-    yield "layers", parts["attention"] + parts["mlp"] + parts["norms"] - experts
-    yield "embedding and output", parts["embedding"] + parts["output"]
+    counts = {
+        "experts": experts,
+        "layers": parts["attention"] + parts["mlp"] + parts["norms"] - experts,
+        "embedding and output": parts["embedding"] + parts["output"],
+    }
+    whole = sum(counts.values())
+    shares = {part: round(total_bytes * count / whole) for part, count in counts.items() if count}
+    shares["layers"] += total_bytes - sum(shares.values())
+    return shares

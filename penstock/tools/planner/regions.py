@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock.errors import ConfigError
+from penstock.tools.cost.hardware import find
 from penstock.tools.planner.search import Option
 
 
@@ -69,8 +70,6 @@ def plan_regions(shares: Sequence[RegionShare], rate: float, options: Sequence[O
 
 
 def _option(region: RegionShare, options: Sequence[Option]) -> Option:
-    from penstock.tools.cost.hardware import find
-
     able = [option for option in options if option.num_replicas]
     if region.device:
         name = find(region.device).name

@@ -191,20 +191,16 @@ class Search:
         return serve(option.candidate, demand, self.target, demand.rate, count)
 
     def _what_ifs(self, option: Option, demand: Demand, at_load: CapacityTrial) -> tuple[WhatIf, ...]:
-        def judged(words: str, run: CapacityTrial, consequence: str = "") -> WhatIf:
-            return WhatIf(words, run, run.good_fraction >= self.target.fraction, consequence)
+        def judged(words: str, run: CapacityTrial | None, consequence: str = "") -> WhatIf:
+            is_met = run is not None and run.good_fraction >= self.target.fraction
+            return WhatIf(words, run, is_met, consequence)
 
         needed = math.ceil(2 * demand.rate / option.replica_rate)
-        found = [
-            judged(
-                "twice the traffic",
-                self._serve(option, demand.at(2.0)),
-                "" if needed <= option.num_replicas else f"needs {needed} replicas",
-            )
-        ]
+        more = "" if needed <= option.num_replicas else f"needs {needed} replicas"
+        found = [judged("twice the traffic", self._serve(option, demand.at(2.0)), more)]
         group = option.candidate.num_devices
         if option.num_replicas == 1:
-            found.append(WhatIf("one device less", None, False, "nothing is left to serve"))
+            found.append(judged("one device less", None, "nothing is left to serve"))
         else:
             lost = "" if group == 1 else f"a replica of {group} devices goes with it"
             found.append(judged("one device less", self._serve(option, demand, option.num_replicas - 1), lost))
@@ -213,9 +209,7 @@ class Search:
         found.append(judged("no cache hits", self._serve(cold, demand) if has_hits else at_load))
         longer = demand.longer(2.0)
         if longer.sizes.largest_total > min(option.fit.num_tokens, option.candidate.sizing.max_context):
-            found.append(
-                WhatIf("prompts twice as long", None, False, "the longest no longer fit the context or the cache")
-            )
+            found.append(judged("prompts twice as long", None, "the longest no longer fit the context or the cache"))
         else:
             found.append(judged("prompts twice as long", self._serve(option, longer)))
         num_copies = option.num_replicas * option.candidate.num_copies
@@ -254,10 +248,9 @@ def _pareto(options: Sequence[Option], demand: Demand) -> tuple[Point, ...]:
         for run in option.capacity.runs:
             tpot_s = run.summary.tpot.p50
             if option.capacity.rate / 16 <= run.rate <= option.capacity.rate and tpot_s > 0.0:
-                per_device = run.rate * option.candidate.num_copies * demand.sizes.mean_answer
-                points.append(
-                    Point(option.candidate.name, run.rate, per_device / option.candidate.num_devices, 1.0 / tpot_s)
-                )
+                tokens = run.rate * option.candidate.num_copies * demand.sizes.mean_answer
+                per_device = tokens / option.candidate.num_devices
+                points.append(Point(option.candidate.name, run.rate, per_device, 1.0 / tpot_s))
     best: list[Point] = []
     for point in sorted(points, key=lambda each: (-each.tokens_per_s_per_device, -each.tokens_per_s_per_user)):
         if not best or point.tokens_per_s_per_user > best[-1].tokens_per_s_per_user:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any, cast
 
 from penstock.errors import ConfigError
@@ -19,6 +20,8 @@ TENSOR = (1, 2, 4, 8)
 PIPELINE = (1, 2, 4)
 SEQUENCES = (64, 256, 1024)
 BUDGETS = (2048, 8192)
+FILE = "file"
+"""What weights are called that are taken as they lie."""
 NEARLY = 0.9
 """Smaller limits are kept if they carry this share of what larger ones do."""
 
@@ -50,14 +53,17 @@ class Found:
     steady: Steady
 
 
-def explore(spec: ModelSpec, search_space: SearchSpace, demand: Demand, slo: Slo) -> tuple[list[Found], list[Rejected]]:
-    """All that fit, each with the limits that its bound likes best; and why the others do not."""
+def explore(
+    spec: ModelSpec, search_space: SearchSpace, demand: Demand, slo: Slo, file_bytes: int | None = None
+) -> tuple[list[Found], list[Rejected]]:
+    """All that fit, each with the limits that its bound likes best; and why the others do not. Weights that lie here
+    quantized take `file_bytes`: a CPU computes with them as they are, a GPU widens them."""
     found: list[Found] = []
     rejected: dict[str, Rejected] = {}
     fitting: set[tuple[object, ...]] = set()
-    for plain in candidates(spec, search_space, rejected):
+    for plain in candidates(spec, search_space, rejected, file_bytes):
         kind = plain.hardware.name, plain.weights, plain.kv
-        if plain.layout.pipeline > 1 and kind in fitting:
+        if plain.layout.pipeline > 1 and kind in fitting and plain.weights != FILE:
             continue  # stages are for what a tensor group does not hold
         try:
             found.append(_with_best_limits(plain, demand, slo))
@@ -67,44 +73,27 @@ def explore(spec: ModelSpec, search_space: SearchSpace, demand: Demand, slo: Slo
     return found, list(rejected.values())
 
 
-def explore_file(
-    spec: ModelSpec, file_bytes: int, search_space: SearchSpace, demand: Demand, slo: Slo
-) -> tuple[list[Found], list[Rejected]]:
-    """As `explore`, for weights that lie here quantized: a CPU computes with them as they are, a GPU widens them."""
-    gpus = replace(search_space, hardware=tuple(one for one in search_space.hardware if one.kind == "gpu"))
-    found, rejected = explore(spec, gpus, demand, slo)
+def candidates(
+    spec: ModelSpec, search_space: SearchSpace, rejected: dict[str, Rejected], file_bytes: int | None
+) -> Iterator[Candidate]:
+    asked: dict[str, Any] = {"max_context": search_space.max_context, "adapters": search_space.adapters}
     for hardware in search_space.hardware:
-        if hardware.kind == "cpu":
+        cuts = list(layouts(spec, hardware, search_space.max_devices))
+        if file_bytes is not None and hardware.kind == "cpu":
             whole = precision_of("bf16", "bf16", hardware.achievable)
             precision = replace(whole, weight_bytes=file_bytes / spec.num_parameters)
-            for layout in _ranks_of_parts(spec, hardware, search_space.max_devices):
-                asked: dict[str, Any] = {"max_context": search_space.max_context, "adapters": search_space.adapters}
-                plain = Candidate(spec, hardware, layout, "file", "bf16", precision, **asked)
-                try:
-                    found.append(_with_best_limits(plain, demand, slo))
-                except ConfigError as error:
-                    rejected.append(Rejected(plain.name, str(error)))
-    return found, rejected
-
-
-def _ranks_of_parts(spec: ModelSpec, hardware: Hardware, max_devices: int) -> tuple[Layout, ...]:
-    """One process on a whole machine; on parts of one, as many ranks."""
-    return (SINGLE,) if hardware.num_parts == 1 else tuple(layouts(spec, hardware, max_devices))
-
-
-def candidates(spec: ModelSpec, search_space: SearchSpace, rejected: dict[str, Rejected]) -> Iterator[Candidate]:
-    for hardware in search_space.hardware:
-        for weights in search_space.weights:
-            for kv in search_space.kv:
-                try:
-                    precision = precision_of(cast(WeightFormat, weights), cast(KvFormat, kv), hardware.achievable)
-                except ConfigError as error:
-                    name = f"{hardware.name}, {weights} weights"
-                    rejected[name] = Rejected(name, str(error))
-                    continue
-                for layout in layouts(spec, hardware, search_space.max_devices):
-                    asked: dict[str, Any] = {"max_context": search_space.max_context, "adapters": search_space.adapters}
-                    yield Candidate(spec, hardware, layout, weights, kv, precision, **asked)
+            for layout in [SINGLE] if hardware.num_parts == 1 else cuts:  # one process on a whole machine
+                yield Candidate(spec, hardware, layout, FILE, "bf16", precision, **asked)
+            continue
+        for weights, kv in product(search_space.weights, search_space.kv):
+            try:
+                precision = precision_of(cast(WeightFormat, weights), cast(KvFormat, kv), hardware.achievable)
+            except ConfigError as error:
+                name = f"{hardware.name}, {weights} weights"
+                rejected[name] = Rejected(name, str(error))
+                continue
+            for layout in cuts:
+                yield Candidate(spec, hardware, layout, weights, kv, precision, **asked)
 
 
 def layouts(spec: ModelSpec, hardware: Hardware, max_devices: int) -> Iterator[Layout]:
@@ -158,6 +147,6 @@ def _with_best_limits(plain: Candidate, demand: Demand, slo: Slo) -> Found:
 
 def with_kv(candidate: Candidate, kv: str) -> Candidate:
     """The same with another number format in the cache."""
-    weights = cast(WeightFormat, candidate.weights if candidate.weights != "file" else "bf16")
+    weights = cast(WeightFormat, candidate.weights if candidate.weights != FILE else "bf16")
     precision = precision_of(weights, cast(KvFormat, kv), candidate.hardware.achievable)
     return replace(candidate, kv=kv, precision=replace(candidate.precision, kv_bytes=precision.kv_bytes))

@@ -14,7 +14,7 @@ from torch import Tensor
 from penstock.runtime.formats.quants import BLOCKS, unpack
 from penstock.runtime.formats.tensor_file import PlannedTensor
 from penstock.tools.quantize import ggml
-from penstock.tools.quantize.integers import IntegerCodes, IntegerEncoding
+from penstock.tools.quantize.integers import IntegerCodes, IntegerEncoding, raw
 
 Array = npt.NDArray[Any]
 
@@ -89,20 +89,16 @@ class Float8Encoding:
     block: int | None
     scale_dtype: torch.dtype = torch.float32
 
-    @property
-    def one_by_one(self) -> bool:
-        return self.block is not None
-
     def fits(self, num_columns: int) -> bool:
         return True
 
     def tensors(self, name: str, shape: tuple[int, ...]) -> list[PlannedTensor]:
-        stem, scale = name.removesuffix(".weight"), "BF16" if self.scale_dtype == torch.bfloat16 else "F32"
-        if self.block is None:
-            planned = (f"{stem}.weight_scale", (shape[0], 1))
-        else:
-            planned = (f"{stem}.weight_scale_inv", (-(-shape[0] // self.block), -(-shape[1] // self.block)))
-        return [PlannedTensor(name, "F8_E4M3", shape), PlannedTensor(planned[0], scale, planned[1])]
+        dtype = "BF16" if self.scale_dtype == torch.bfloat16 else "F32"
+        scales = (shape[0], 1) if self.block is None else tuple(-(-size // self.block) for size in shape[:2])
+        return [PlannedTensor(name, "F8_E4M3", shape), PlannedTensor(self._scale_name(name), dtype, scales)]
+
+    def _scale_name(self, name: str) -> str:
+        return f"{name.removesuffix('.weight')}.weight_scale{'' if self.block is None else '_inv'}"
 
     def round(self, weight: Tensor, importance: Tensor | None = None) -> ScaledCodes:
         height, width = (1, weight.shape[1]) if self.block is None else (self.block, self.block)
@@ -116,9 +112,7 @@ class Float8Encoding:
         return ScaledCodes(values, scales, (height, width))
 
     def write(self, name: str, codes: ScaledCodes) -> dict[str, Array]:
-        stem = name.removesuffix(".weight")
-        last = "weight_scale" if self.block is None else "weight_scale_inv"
-        return {name: raw(codes.values), f"{stem}.{last}": raw(codes.scales)}
+        return {name: raw(codes.values), self._scale_name(name): raw(codes.scales)}
 
     def bits_per_weight(self, num_columns: int) -> float:
         area = num_columns if self.block is None else self.block**2
@@ -166,22 +160,15 @@ class MicroEncoding:
         weights = torch.ones(32, device=weight.device) if importance is None else importance.view(-1, 32)
         top = 2 if self.kind == "mxfp4" else 8
         floor = torch.floor(torch.log2(groups.abs().amax(-1).clamp(min=2.0**-120))) - top
-        best: tuple[Tensor, Tensor, Tensor] | None = None
-        for offset in (0, 1):
-            exponents = (floor + offset).clamp(-127, 127)
+        tried = []
+        for exponents in (floor.clamp(-127, 127), (floor + 1).clamp(-127, 127)):
             scales = torch.exp2(exponents).unsqueeze(-1)
             values = self._nearest(groups / scales)
-            error = ((values * scales - groups).square_() * weights).sum(-1)
-            if best is None:
-                best = exponents, values, error
-            else:
-                is_better = error < best[2]
-                best = (
-                    torch.where(is_better, exponents, best[0]),
-                    torch.where(is_better.unsqueeze(-1), values, best[1]),
-                    torch.where(is_better, error, best[2]),
-                )
-        exponents, values, _ = best  # type: ignore[misc]
+            tried.append((exponents, values, ((values * scales - groups).square_() * weights).sum(-1)))
+        (small, fine, off), (large, coarse, more) = tried
+        is_better = more < off
+        exponents = torch.where(is_better, large, small)
+        values = torch.where(is_better.unsqueeze(-1), coarse, fine)
         return MicroCodes(values.flatten(1), (exponents + 127).to(torch.uint8))
 
     def _nearest(self, values: Tensor) -> Tensor:
@@ -202,10 +189,6 @@ class MicroEncoding:
 
     def bits_per_weight(self, num_columns: int) -> float:
         return (4 if self.kind == "mxfp4" else 8) + 8 / 32
-
-
-def raw(values: Tensor) -> Array:
-    return values.contiguous().view(torch.uint8).cpu().numpy()
 
 
 Encoding = BlockEncoding | IntegerEncoding | Float8Encoding | MicroEncoding

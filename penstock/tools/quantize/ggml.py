@@ -1,7 +1,8 @@
 """GGUF's block formats, made: the inverse of `formats.quants`, with the search for scales that llama.cpp does.
 
 Rows [n, columns] in float32 become bytes [n, row bytes]. An importance per column (the mean square of what calibration text
-multiplies it with) weighs errors; without one, a value's own size does. All blocks of a run are searched at once.
+multiplies it with) weighs errors; without one, a value's own size does. All blocks of a run are searched at once. Half goes to
+even (`np.rint`), as llama.cpp's trick with the mantissa does.
 """
 
 from collections.abc import Callable
@@ -47,40 +48,21 @@ def _blocks(dtype: str, count: int) -> npt.NDArray[Any]:
     return np.zeros(count, LAYOUTS[dtype])
 
 
-def _nearest(values: Floats) -> Floats:
-    """Half goes to even, as llama.cpp's trick with the mantissa does."""
-    return np.rint(values)
-
-
 def _reciprocal(values: Floats) -> Floats:
     return np.where(values != 0, np.float32(1) / np.where(values != 0, values, 1), np.float32(0)).astype(np.float32)
 
 
-def _pair_nibbles(values: npt.NDArray[Any]) -> Bytes:
-    """The first half of the last axis low, the second high."""
-    low, high = np.split(values.astype(np.uint8), 2, axis=-1)
-    paired: Bytes = low | (high << np.uint8(4))
-    return paired
-
-
 def _with_values(blocks: npt.NDArray[Any], values: npt.NDArray[Any], bits: int) -> npt.NDArray[Any]:
-    """Four bits of each value in pairs, and the fifth, where there is one, apart."""
+    """Four bits of each value, the first half of a block low, the second high; and the fifth, where there is one, apart."""
     whole = values.astype(np.uint8)
-    blocks["low"] = _pair_nibbles(whole & 15)
+    low, high = np.split(whole & 15, 2, axis=-1)
+    blocks["low"] = low | (high << np.uint8(4))
     if bits == 5:
         blocks["fifth_bits"] = np.packbits((whole >> 4) & 1, axis=-1, bitorder="little")
     return blocks
 
 
 # ---- a float as it is
-
-
-def _f32(rows: Floats, _: Importance) -> npt.NDArray[Any]:
-    return rows
-
-
-def _f16(rows: Floats, _: Importance) -> npt.NDArray[Any]:
-    return rows.astype(np.float16)
 
 
 def _bf16(rows: Floats, _: Importance) -> npt.NDArray[Any]:
@@ -164,11 +146,11 @@ def _search_range(
     weighted = weights * x
     top = x.max(-1, keepdims=True)
     scale, least = span / np.float32(most), low
-    values = _nearest((x - low) * (np.float32(most) * _reciprocal(span))).clip(0, most)
+    values = np.rint((x - low) * (np.float32(most) * _reciprocal(span))).clip(0, most)
     error = _square_error(x, weights, scale, least, values)
     for number in range(count + 1):
         step = np.float32(first + distance * number + most) * _reciprocal(top - least)
-        tried = _nearest((x - least) * step).clip(0, most)
+        tried = np.rint((x - least) * step).clip(0, most)
         w_l = weights * tried
         sum_l, sum_l2 = w_l.sum(-1, keepdims=True), (w_l * tried).sum(-1, keepdims=True)
         sum_xl = (weighted * tried).sum(-1, keepdims=True)
@@ -200,7 +182,7 @@ def _search_signed(x: Floats, weights: Floats, middle: int) -> tuple[Floats, Flo
     scale = best = values = np.zeros_like(farthest)
     weighted = weights * x
     for number in (0, *range(-9, 0), *range(1, 10)):
-        tried = _nearest(x * (-(np.float32(middle) + np.float32(0.1) * number) * inverse)).clip(-middle, middle - 1)
+        tried = np.rint(x * (-(np.float32(middle) + np.float32(0.1) * number) * inverse)).clip(-middle, middle - 1)
         sum_lx, sum_l2 = (weighted * tried).sum(-1, keepdims=True), (weights * tried * tried).sum(-1, keepdims=True)
         is_better = (sum_l2 > 0) & (sum_lx * sum_lx > best * sum_l2) if number else sum_l2 > 0
         new_scale = np.where(sum_l2 > 0, sum_lx / sum_l2, 0)
@@ -219,18 +201,18 @@ def _search_positive(x: Floats, weights: Floats, most: int) -> tuple[Floats, Flo
     least: Floats | None = None
     for number in (0, *range(-4, 0), *range(1, 5)):
         tried = (np.float32(0.1) * number + np.float32(most)) * inverse
-        off = x - _reciprocal(tried) * np.minimum(_nearest(tried * x), most)
+        off = x - _reciprocal(tried) * np.minimum(np.rint(tried * x), most)
         error = (weights * off * off).sum(-1, keepdims=True)
         is_better = np.full_like(is_zero, True) if least is None else error < least
         least = error if least is None else np.where(is_better, error, least)
         step = np.where(is_better, tried, step)
-    values = np.minimum(_nearest(step * x), most)
+    values = np.minimum(np.rint(step * x), most)
     sum_lx, sum_l2 = (weights * x * values).sum(-1), (weights * values * values).sum(-1)
     for _ in range(5):
         for place in range(x.shape[-1]):
             w, one, value = weights[:, place], x[:, place], values[:, place]
             lx, l2 = sum_lx - w * one * value, sum_l2 - w * value * value
-            new = np.minimum(_nearest(one * l2 / lx), most)
+            new = np.minimum(np.rint(one * l2 / lx), most)
             new_lx, new_l2 = lx + w * one * new, l2 + w * new * new
             is_better = (lx > 0) & (l2 > 0) & (new_lx * new_lx * sum_l2 > sum_lx * sum_lx * new_l2)
             values[:, place] = np.where(is_better, new, value)
@@ -254,7 +236,7 @@ def _with_leasts(dtype: str, bits: int, plain: tuple[float, float, int]) -> Call
             scales, leasts = scales.reshape(-1, 8), -leasts.reshape(-1, 8)
             tops = scales.max(-1, keepdims=True), leasts.max(-1, keepdims=True)
             small = [
-                np.minimum(_nearest(np.float32(63) * _reciprocal(top) * each), 63)
+                np.minimum(np.rint(np.float32(63) * _reciprocal(top) * each), 63)
                 for top, each in zip(tops, (scales, leasts))
             ]
             wide = [top / np.float32(63) for top in tops]
@@ -269,7 +251,7 @@ def _with_leasts(dtype: str, bits: int, plain: tuple[float, float, int]) -> Call
         blocks["scales"] = _six_bits(*small)
         scale = (blocks["scale"].astype(np.float32)[:, None] * small[0]).reshape(-1, 1)
         least = (blocks["least"].astype(np.float32)[:, None] * small[1]).reshape(-1, 1)
-        values = _nearest((groups + least) * _reciprocal(scale)).clip(0, most).astype(np.uint8).reshape(-1, 4, 2, 32)
+        values = np.rint((groups + least) * _reciprocal(scale)).clip(0, most).astype(np.uint8).reshape(-1, 4, 2, 32)
         blocks["low"] = (values[:, :, 0] & 15) | ((values[:, :, 1] & 15) << 4)
         if bits == 5:
             high = (values.reshape(-1, 8, 32) >> 4) << np.arange(8, dtype=np.uint8)[:, None]
@@ -295,9 +277,9 @@ def _q6_k(x: Floats, importance: Importance) -> npt.NDArray[Any]:
     scales = scales.reshape(-1, 16)
     inverse = np.float32(-128) * _reciprocal(_farthest(scales))
     blocks["scale"] = _reciprocal(inverse)[:, 0]
-    blocks["scales"] = np.minimum(_nearest(inverse * scales), 127)
+    blocks["scales"] = np.minimum(np.rint(inverse * scales), 127)
     scale = (blocks["scale"].astype(np.float32)[:, None] * blocks["scales"]).reshape(-1, 1)
-    values = (_nearest(groups * _reciprocal(scale)).clip(-32, 31) + 32).astype(np.uint8).reshape(-1, 2, 4, 32)
+    values = (np.rint(groups * _reciprocal(scale)).clip(-32, 31) + 32).astype(np.uint8).reshape(-1, 2, 4, 32)
     low = (values & 15).reshape(-1, 2, 2, 64)
     blocks["low"] = low[:, :, 0] | (low[:, :, 1] << 4)
     high = (values >> 4) << np.arange(0, 8, 2, dtype=np.uint8)[:, None]
@@ -306,8 +288,8 @@ def _q6_k(x: Floats, importance: Importance) -> npt.NDArray[Any]:
 
 
 _ENCODERS: dict[str, Callable[[Floats, Importance], npt.NDArray[Any]]] = {
-    "F32": _f32,
-    "F16": _f16,
+    "F32": lambda rows, _: rows,
+    "F16": lambda rows, _: rows.astype(np.float16),
     "BF16": _bf16,
     "Q8_0": _q8_0,
     "Q4_0": _signed("Q4_0", 4),

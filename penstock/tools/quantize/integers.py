@@ -73,14 +73,14 @@ class IntegerEncoding:
         return num_columns % 32 == 0 and num_columns % (self.group or 1) == 0
 
     def grid(self, weight: Tensor, importance: Tensor | None = None) -> Grid:
-        """Every group's range, from its least to its largest number; where importances of inputs are known, or their products
-        [groups, group, group], that part of it with the least error behind the matrix."""
+        """Every group's range, from its least to its largest number; where importances of inputs are known, that part of it
+        with the least error behind the matrix."""
         group = self.group or weight.shape[1]
         groups = weight.reshape(len(weight), -1, group)
-        weights = importance if importance is None or importance.ndim > 1 else importance.view(-1, group)
         best = self._grid_of(groups, 1.0, group)
-        if weights is None:
+        if importance is None:
             return best
+        weights = importance.view(-1, group)
         least = self._error(groups, best, weights)
         for shrink in SHRINKS[1:]:
             tried = self._grid_of(groups, float(shrink), group)
@@ -107,10 +107,7 @@ class IntegerEncoding:
     def _error(self, groups: Tensor, grid: Grid, importance: Tensor) -> Tensor:
         scales, zeros = grid.scales.unsqueeze(-1), grid.zeros.unsqueeze(-1)
         restored = ((groups / scales + zeros).round_().clamp_(0, self.most) - zeros).mul_(scales)
-        off = restored.sub_(groups)
-        if importance.ndim == 2:
-            return off.square_().mul_(importance).sum(-1)
-        return torch.matmul(off.transpose(0, 1), importance).transpose(0, 1).mul_(off).sum(-1)
+        return restored.sub_(groups).square_().mul_(importance).sum(-1)
 
     def round(self, weight: Tensor, importance: Tensor | None = None) -> IntegerCodes:
         grid = self.grid(weight, importance)
@@ -145,14 +142,14 @@ class IntegerEncoding:
         values, zeros = codes.values.cpu(), codes.grid.zeros.to(torch.uint8).cpu()
         scales = codes.grid.scales.to(self.scale_dtype).cpu()
         if self.layout == "compressed":
-            parts: dict[str, npt.NDArray[Any]] = {"weight_scale": _raw(scales)}
+            parts: dict[str, npt.NDArray[Any]] = {"weight_scale": raw(scales)}
             if self.activations:
-                return {f"{stem}.weight_scale": parts["weight_scale"], f"{stem}.weight": _raw(values ^ 128)}
+                return {f"{stem}.weight_scale": parts["weight_scale"], f"{stem}.weight": raw(values ^ 128)}
             parts |= {"weight_packed": _packed(values, self.bits), "weight_shape": np.array(values.shape, np.int64)}
             if not self.symmetric:
                 parts["weight_zero_point"] = _packed(zeros.t(), self.bits).T
         else:
-            parts = {"scales": _raw(scales.t())}
+            parts = {"scales": raw(scales.t())}
             if self.layout == "awq":
                 parts |= {"qweight": _packed(_for_awq(values.t()), 4), "qzeros": _packed(_for_awq(zeros.t()), 4)}
             else:
@@ -168,8 +165,8 @@ class IntegerEncoding:
         return self.bits + (16 + (0 if self.symmetric else self.bits)) / group
 
 
-def _raw(values: Tensor) -> npt.NDArray[np.uint8]:
-    return values.contiguous().view(torch.uint8).numpy()
+def raw(values: Tensor) -> npt.NDArray[np.uint8]:
+    return values.contiguous().view(torch.uint8).cpu().numpy()
 
 
 def _for_awq(values: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from penstock.runtime.layers.decoder import Decoder
 from penstock.runtime.layers.layer import AnyLayer
 from penstock.runtime.models.spec import only_gqa
 from penstock.tools.quantize import gptq
-from penstock.tools.quantize.encodings import AnyCodes, BlockEncoding, Encoding, Float8Encoding
+from penstock.tools.quantize.encodings import FP8_MOST, AnyCodes, BlockEncoding, Encoding, Float8Encoding
 from penstock.tools.quantize.integers import IntegerEncoding
 from penstock.tools.quantize.mixed import choose
 from penstock.tools.quantize.observe import ObservedLinear, ObservedProjection, SeenInputs, observed
@@ -35,7 +35,6 @@ from penstock.tools.quantize.target import MadeModel
 from penstock.tools.quantize.walk import LayerWalk, Original
 
 JOURNAL, STATES = "progress.json", "states.bin"
-FP8_MOST = 448.0
 Progress = Callable[[str, int, int], None]
 
 
@@ -90,17 +89,14 @@ class Making:
         if self.target.gguf:
             planned += [PlannedTensor(name, "F32", (len(each),)) for name, each in self._factors().items()]
         elif self.kv_scales:
-            planned += [PlannedTensor(name, "F32", (1,)) for name in self._scale_names()]
+            numbers = range(self.target.spec.num_layers)
+            planned += [PlannedTensor(_scale_name(number, part), "F32", (1,)) for number in numbers for part in "kv"]
         return planned
 
     def mix(self, bits_per_weight: float, tokens: Tensor, progress: Progress) -> None:
         """Choose a format for each matrix of a layer, so that all of them together take so many bits a weight."""
         encodings = mixed_candidates(self.scheme)
-
-        def rounded(weight: Tensor, encoding: Encoding, inputs: SeenInputs | None) -> Tensor:
-            return encoding.round(weight, None if inputs is None else inputs.importance).restored()
-
-        offers = measure(self.original, tokens, encodings, rounded, progress)
+        offers = measure(self.original, tokens, encodings, progress)
         shapes = {name: tuple(parameter.shape) for name, parameter in self._parameters() if name in offers}
         num_weights = sum(math.prod(shape) for shape in shapes.values())
         chosen = choose(offers, bits_per_weight * num_weights)
@@ -153,10 +149,6 @@ class Making:
                 factors[name] = np.frombuffer(checkpoint.tensor(name).data.tobytes(), np.float32).tolist()
         return factors
 
-    def _scale_names(self) -> list[str]:
-        count = range(self.target.spec.num_layers)
-        return [f"model.layers.{number}.self_attn.{part}_scale" for number in count for part in "kv"]
-
     def _fill(self, file: TensorFile, progress: Progress) -> None:
         walk = None if self.tokens is None else LayerWalk(self.original, self.tokens)
         done = self._resume(walk)
@@ -183,10 +175,9 @@ class Making:
                 yield model
 
     def _write_ends(self, file: TensorFile) -> None:
-        for name, parameter in self._parameters():
+        for name, _ in self._parameters():
             if not name.startswith("layers."):
                 self._write(file, name, self.original.parameter(name), None)
-                del parameter
         if self.target.gguf:
             for name, factors in self._factors().items():
                 file.put(name, np.array(factors, np.float32))
@@ -223,7 +214,7 @@ class Making:
         keys, values = watched.most[spec.q_size :].chunk(2)
         for part, most in (("k", keys), ("v", values)):
             scale = np.array([float(most.max()) / FP8_MOST], np.float32)
-            file.put(f"model.layers.{number}.self_attn.{part}_scale", scale)
+            file.put(_scale_name(number, part), scale)
 
     def _write(self, file: TensorFile, name: str, values: Tensor, inputs: SeenInputs | None) -> Tensor:
         """All tensors that a parameter goes to; returns its numbers as they will be read."""
@@ -240,8 +231,7 @@ class Making:
                 restored[leaf.rows.to(values.device)] = (read.t() if leaf.swapped else read).to(values.dtype)
                 continue
             rows = _flat_rows(leaf, values.shape)
-            alone = isinstance(placed.encoding, Float8Encoding) and placed.encoding.one_by_one
-            if alone:
+            if isinstance(placed.encoding, Float8Encoding) and placed.encoding.block is not None:
                 flat_restored[rows] = self._code(file, [(placed, rows)], flat, inputs)
             else:
                 together.setdefault(placed.encoding, []).append((placed, rows))
@@ -310,6 +300,10 @@ class Making:
         new = self.target.partial / (JOURNAL + ".new")
         new.write_text(json.dumps(kept))
         new.replace(self.target.partial / JOURNAL)
+
+
+def _scale_name(number: int, part: str) -> str:
+    return f"model.layers.{number}.self_attn.{part}_scale"
 
 
 def _flat_rows(leaf: PlacedRows, shape: torch.Size) -> Tensor:

@@ -7,7 +7,7 @@ what they save for each bit they cost.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from heapq import heappop, heappush
+from itertools import pairwise
 
 from penstock.errors import ConfigError
 
@@ -35,25 +35,15 @@ def choose(offers: Mapping[str, Sequence[Offer]], most_bits: float) -> dict[str,
         raise ConfigError(
             f"even the smallest formats take {used:,.0f} bits of {most_bits:,.0f}; choose a larger --bits-per-weight"
         )
-    steps: list[tuple[float, str]] = []
-
-    def offer_step(name: str) -> None:
-        hull, place = hulls[name], chosen[name]
-        if place + 1 < len(hull):
-            now, then = offers[name][hull[place]], offers[name][hull[place + 1]]
-            heappush(steps, (-(now.harm - then.harm) / (then.bits - now.bits), name))
-
-    for name in offers:
-        offer_step(name)
-    while steps:
-        _, name = heappop(steps)
-        hull, place = hulls[name], chosen[name]
-        more = offers[name][hull[place + 1]].bits - offers[name][hull[place]].bits
-        if used + more > most_bits:
-            continue
-        used += more
-        chosen[name] += 1
-        offer_step(name)
+    steps: list[tuple[float, str, int, float]] = []
+    for name, hull in hulls.items():
+        for place, (now, then) in enumerate(pairwise(offers[name][number] for number in hull)):
+            more = then.bits - now.bits
+            steps.append(((then.harm - now.harm) / more, name, place, more))
+    for _, name, place, more in sorted(steps):
+        if chosen[name] == place and used + more <= most_bits:
+            used += more
+            chosen[name] += 1
     return {name: hulls[name][place] for name, place in chosen.items()}
 
 

@@ -158,23 +158,11 @@ def quantization_config(scheme: Scheme, method: Method, ignored: list[str]) -> d
     """The section of config.json by which readers know what they find."""
     encoding = scheme.encoding
     match encoding:
-        case IntegerEncoding(layout="awq"):
-            return {
-                "quant_method": "awq",
-                "version": "gemm",
-                "bits": 4,
-                "group_size": encoding.group,
-                "zero_point": True,
-            }
-        case IntegerEncoding(layout="gptq"):
-            return {
-                "quant_method": "gptq",
-                "bits": encoding.bits,
-                "group_size": encoding.group,
-                "desc_act": False,
-                "sym": encoding.symmetric,
-                "checkpoint_format": "gptq",
-            }
+        case IntegerEncoding(layout="awq" | "gptq" as layout):
+            common: dict[str, Any] = {"quant_method": layout, "bits": encoding.bits, "group_size": encoding.group}
+            if layout == "awq":
+                return common | {"version": "gemm", "zero_point": True}
+            return common | {"desc_act": False, "sym": encoding.symmetric, "checkpoint_format": "gptq"}
         case Float8Encoding() if encoding.block:
             return {
                 "quant_method": "fp8",

@@ -12,20 +12,13 @@ from torch import Tensor
 from penstock.runtime.layers.decoder import Decoder
 from penstock.tools.quantize.encodings import Encoding
 from penstock.tools.quantize.mixed import Offer
-from penstock.tools.quantize.observe import SeenInputs, observed
+from penstock.tools.quantize.observe import observed
 from penstock.tools.quantize.walk import LayerWalk, Original
-
-Rounded = Callable[[Tensor, Encoding, SeenInputs | None], Tensor]
-"""A matrix as it is read back from a format."""
 
 
 @torch.inference_mode()
 def measure(
-    original: Original,
-    tokens: Tensor,
-    encodings: Sequence[Encoding],
-    rounded: Rounded,
-    progress: Callable[[str, int, int], None],
+    original: Original, tokens: Tensor, encodings: Sequence[Encoding], progress: Callable[[str, int, int], None]
 ) -> dict[str, list[Offer]]:
     """By our name of each matrix in a layer, an offer for each encoding."""
     layers = [original.layer(number) for number in range(original.spec.num_layers)]
@@ -47,11 +40,11 @@ def measure(
             if parameter.ndim < 2 or "norm" in name or "router" in name:
                 continue
             whole, path = parameter.data.clone(), name.removesuffix(".weight")
-            inputs = seen[path].inputs if path in seen else None
+            importance = seen[path].inputs.importance if path in seen else None
             found = []
             for encoding in encodings:
-                flat = whole.view(-1, whole.shape[-1])
-                parameter.data.copy_(rounded(flat, encoding, inputs).view(whole.shape))
+                read = encoding.round(whole.view(-1, whole.shape[-1]), importance).restored()
+                parameter.data.copy_(read.view(whole.shape))
                 walk.states = before[number].clone()
                 for later in layers[number:]:
                     walk.run(later)

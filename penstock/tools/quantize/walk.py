@@ -36,9 +36,13 @@ class Original:
     checkpoint: Checkpoint
     device: torch.device
 
-    def ends(self) -> Decoder:
-        """All but the layers: embedding, norms and output matrix, without numbers."""
-        return _decoder(replace(self.spec, layers=self.spec.layers[:1]))
+    def ends(self, *filled: str) -> Decoder:
+        """All but the layers: embedding, norms and output matrix; with numbers in those whose names begin so."""
+        ends = _decoder(replace(self.spec, layers=self.spec.layers[:1]))
+        for name, _ in list(ends.named_parameters()):
+            if name.startswith(filled):
+                self.fill(ends, name, name)
+        return ends
 
     def fill(self, model: nn.Module, ours: str, theirs: str) -> Tensor:
         """One parameter `ours` of a module, read by the model's recipe for `theirs`."""
@@ -50,11 +54,7 @@ class Original:
 
     def head(self) -> Decoder:
         """What makes predictions of the last hidden states, with numbers."""
-        ends = self.ends()
-        for name, _ in list(ends.named_parameters()):
-            if name.startswith(("norm", "output")) or (name.startswith("embedding.") and self.spec.tied_embedding):
-                self.fill(ends, name, name)
-        return ends
+        return self.ends("norm", "output", *(["embedding."] if self.spec.tied_embedding else []))
 
     def layer_shape(self, number: int) -> nn.Module:
         """A layer without numbers."""
@@ -90,10 +90,8 @@ class LayerWalk:
     @torch.inference_mode()
     def begin(self) -> None:
         """States before the first layer."""
-        source, ends = self._source, self._source.ends()
-        for name, _ in list(ends.named_parameters()):
-            if name.startswith(("embedding", "positions", "token_types")):
-                source.fill(ends, name, name)
+        source = self._source
+        ends = source.ends("embedding", "positions", "token_types")
         ids = self.tokens.to(source.device)
         states = ends.embedding(ids.flatten()).view(*ids.shape, -1).float()
         if ends.positions is not None:
