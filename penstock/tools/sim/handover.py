@@ -14,9 +14,7 @@ from penstock.service.router.handover import PromptSite, Transfer, judge_handove
 from penstock.tools.cost.hardware import Link
 from penstock.tools.sim.clock import EventQueue
 from penstock.tools.sim.pool import Pool
-from penstock.tools.sim.replica import Ledger
-
-_TOKEN = 0
+from penstock.tools.sim.replica import TOKEN, Ledger
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +135,7 @@ class Handover:
         wanted = request.params.max_tokens
         rest = replace(
             request,
-            prompt=(*request.prompt, _TOKEN),
+            prompt=(*request.prompt, TOKEN),
             params=replace(request.params, max_tokens=wanted - 1 if wanted else None, min_tokens=0),
         )
         self._events.post(end_s, lambda at_s: self._go_on(rest, at_s))

@@ -36,9 +36,8 @@ class History:
         self._is_step_full = False
         self._spacing_s = 0.0
         self._last = HistorySample(0.0, 0, 0, 0.0)
-        self._running_seconds = 0.0
-        self._waiting_seconds = 0.0
-        self._kv_seconds = 0.0
+        self._seconds = [0.0, 0.0, 0.0]
+        """Of running and waiting requests, and of KV in use."""
 
     def add(
         self, load: SchedulerLoad, now: float, kv_usage_fraction: float | None = None, *, is_step_full: bool = False
@@ -48,9 +47,10 @@ class History:
         last = self._last
         elapsed = now - last.time_s
         if elapsed > 0.0:
-            self._running_seconds += elapsed * last.num_running
-            self._waiting_seconds += elapsed * last.num_waiting
-            self._kv_seconds += elapsed * last.kv_usage_fraction
+            seconds = self._seconds
+            seconds[0] += elapsed * last.num_running
+            seconds[1] += elapsed * last.num_waiting
+            seconds[2] += elapsed * last.kv_usage_fraction
             if last.num_waiting:
                 self._blame(last, elapsed)
         self._is_step_full = is_step_full
@@ -64,14 +64,10 @@ class History:
             if len(self.samples) > MAX_SAMPLES:
                 self._thin()
 
-    def mean_running(self, duration_s: float) -> float:
-        return self._running_seconds / duration_s if duration_s > 0.0 else 0.0
-
-    def mean_waiting(self, duration_s: float) -> float:
-        return self._waiting_seconds / duration_s if duration_s > 0.0 else 0.0
-
-    def mean_kv_usage_fraction(self, duration_s: float) -> float:
-        return self._kv_seconds / duration_s if duration_s > 0.0 else 0.0
+    def means(self, duration_s: float) -> tuple[float, float, float]:
+        """Requests that ran and that waited, and the share of the KV cache in use, on average."""
+        running, waiting, usage = (seconds / duration_s if duration_s > 0.0 else 0.0 for seconds in self._seconds)
+        return running, waiting, usage
 
     def _blame(self, state: HistorySample, elapsed: float) -> None:
         is_whole = not self._joins

@@ -84,17 +84,11 @@ class Replica:
         self.num_lost_transfers = 0
         """Prompts whose KV arrived and found no room."""
         self.cost = cost
-        self._time_varying = (
-            cost if isinstance(cost, TimeVaryingCost) and (cost.cooling is not None or cost.slowdowns) else None
-        )
+        self._time_varying: TimeVaryingCost | None = None
         self._warmth: Warmth | None = None
-        if self._time_varying is not None:
-            slowdown_trace = (
-                SlowdownTrace(self._time_varying.slowdowns, f"{seed} weather {name}")
-                if self._time_varying.slowdowns
-                else None
-            )
-            self._warmth = Warmth(self._time_varying.cooling, slowdown_trace)
+        if isinstance(cost, TimeVaryingCost) and (cost.cooling is not None or cost.slowdowns):
+            slowdown_trace = SlowdownTrace(cost.slowdowns, f"{seed} weather {name}") if cost.slowdowns else None
+            self._time_varying, self._warmth = cost, Warmth(cost.cooling, slowdown_trace)
         self.speculation = speculation
         self._step_size = step_size
         self._events = events
@@ -145,17 +139,16 @@ class Replica:
     def receive(self, request: Request, now: float) -> None:
         """Hand over a request. A loop that waits for a step reads it afterwards."""
         self.num_requests += 1
-        self.last_view = None
         ready_s = now if self.shelf is None else self.shelf.ask(request.adapter, now)
+        self._num_held += 1
         if ready_s > now:
-            self._num_held += 1
+            self.last_view = None
             self._events.post(ready_s, lambda then: self._let_in(request, then))
-            return
-        self._inbox.append(request)
-        self._look(now)
+        else:
+            self._let_in(request, now)
 
     def _let_in(self, request: Request, now: float) -> None:
-        """A request whose adapter has come."""
+        """A request whose adapter is there."""
         self._num_held -= 1
         self.last_view = None
         self._inbox.append(request)
@@ -188,7 +181,7 @@ class Replica:
             self._ledger.observe(expired, now)
         while len(self._flights) < self._depth:
             if self.speculation is not None:
-                if self._flights and self.speculation.waits:
+                if self._flights and self.speculation.proposals.waits:
                     break
                 self.speculation.propose()
             batch = scheduler.schedule(now)

@@ -287,6 +287,7 @@ def _report(member: Member, end_s: float) -> ReplicaReport:
     history, speculation = replica.history, replica.speculation
     seconds = max(0.0, member.seconds(end_s))
     share = 1.0 / seconds if seconds > 0.0 else 0.0
+    running, waiting, kv_usage_fraction = history.means(seconds)
     return ReplicaReport(
         name=replica.name,
         num_requests=replica.num_requests,
@@ -295,13 +296,13 @@ def _report(member: Member, end_s: float) -> ReplicaReport:
         num_prompt_tokens=replica.num_prompt_tokens,
         num_cached_tokens=replica.num_cached_tokens,
         num_preemptions=replica.scheduler.num_preemptions,
-        num_drafted=speculation.num_drafted if speculation else 0,
-        num_accepted=speculation.num_accepted if speculation else 0,
+        num_drafted=speculation.proposals.num_checked if speculation else 0,
+        num_accepted=speculation.proposals.num_accepted if speculation else 0,
         busy_fraction=replica.busy_s * share,
-        mean_running=history.mean_running(seconds),
-        mean_waiting=history.mean_waiting(seconds),
+        mean_running=running,
+        mean_waiting=waiting,
         max_waiting=history.max_waiting,
-        mean_kv_usage_fraction=history.mean_kv_usage_fraction(seconds),
+        mean_kv_usage_fraction=kv_usage_fraction,
         max_kv_usage_fraction=history.max_kv_usage_fraction,
         waiting_for_rows_fraction=history.waiting_for_rows_s * share,
         waiting_for_blocks_fraction=history.waiting_for_blocks_s * share,
