@@ -5,7 +5,7 @@ the server's own count (usage) where it tells one; else the number of pieces.
 """
 
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -60,7 +60,7 @@ class Answer:
     num_answer_asked: int
     sent_s: float | None = None
     end_s: float | None = None
-    piece_times: "array[float]" = None  # type: ignore[assignment]
+    piece_times: "array[float]" = field(default_factory=lambda: array("d"))
     """Of each piece that held text."""
     status: int = 0
     error: str = ""
@@ -73,9 +73,6 @@ class Answer:
     text: str = ""
     """Only what a later turn needs: kept where `keeps_text`."""
     keeps_text: bool = False
-
-    def __post_init__(self) -> None:
-        self.piece_times = array("d")
 
     @property
     def is_success(self) -> bool:

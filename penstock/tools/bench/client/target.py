@@ -12,7 +12,7 @@ import msgspec
 
 from penstock.errors import ConfigError
 from penstock.tools.bench.client.answer import Answer, AnswerReader, ReportedUsage, body_message
-from penstock.tools.bench.client.http import Client, TransportError
+from penstock.tools.bench.client.http import Client
 from penstock.tools.bench.client.prompts import FILLERS, WORDS, PromptWords, Segment
 
 Route = Literal["chat", "completions"]
@@ -117,7 +117,7 @@ async def find_target(client: Client, model: str, route: Route, nonce: str) -> T
         target = await _calibrated(client, target)
         if route == "completions" and token_ids:
             target = await _with_token_ids(client, target, token_ids)
-    except TransportError as error:
+    except ConnectionError as error:
         raise ConfigError(f"{error}; is the server running?") from None
     return target
 
@@ -178,7 +178,7 @@ async def _ask(client: Client, target: TargetServer, prompt: str | list[int], na
     except TimeoutError:
         raise ConfigError(f"{client.address.url} has not answered {name} within two minutes") from None
     reader.end(response.status, client.clock())
-    return answer, (response.headers or {}).get("server", "")
+    return answer, response.headers.get(b"server", b"").decode("latin-1")
 
 
 async def _with_dialect(client: Client, target: TargetServer) -> TargetServer:
