@@ -35,19 +35,6 @@ class OfflineRun:
     prefill_s: float
     """Until every request had its first token."""
 
-    @property
-    def prompt_tokens_per_s(self) -> float:
-        return self.summary.num_prompt_tokens / self.summary.duration_s
-
-    @property
-    def total_tokens_per_s(self) -> float:
-        return self.prompt_tokens_per_s + self.summary.output_tokens_per_s
-
-    @property
-    def cached_percent(self) -> float:
-        """Of the prompt tokens."""
-        return 100.0 * self.summary.num_cached_tokens / max(self.summary.num_prompt_tokens, 1)
-
 
 def run_offline(llm: "LLM", requests: Sequence[Request], name: str) -> OfflineRun:
     timelines = [Timeline(0.0, len(request.prompt)) for request in requests]

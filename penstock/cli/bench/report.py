@@ -26,7 +26,9 @@ TRIED = {
 
 def print_report(report: Mapping[str, Any]) -> None:
     runs = report["runs"]
-    _print_heading(report)
+    for name, text in facts_of(report):
+        print(f"{name:12}{printable(text)}")
+    print()
     print_flags(report["flags"])
     if report["verdict"] == "client-bound" and report["knee"] is None:
         print("No latencies are shown: they would be this client's own.")
@@ -47,12 +49,6 @@ def print_flags(flags: Sequence[Mapping[str, Any]]) -> None:
         print(f"{MARKS[flag['level']]:3}{printable(flag['text'])}")
     if flags:
         print()
-
-
-def _print_heading(report: Mapping[str, Any]) -> None:
-    for name, text in facts_of(report):
-        print(f"{name:12}{printable(text)}")
-    print()
 
 
 def _print_run(run: Mapping[str, Any], title: str) -> None:

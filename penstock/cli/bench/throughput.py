@@ -75,18 +75,19 @@ def run(config: Config) -> int:
             warm = Recipe(AtOnce(), lengths.Fixed(16), lengths.Fixed(4), 4, vocab_size=llm.spec.vocab_size)
             run_offline(llm, warm.make(secrets.randbits(32)).requests, "warming up")
         runs, status = repeat_offline(llm, recipe, load.seed, load.repeats)
+    each = [one.summary for one in runs]
     figures = {
-        "output tokens/s": [one.summary.output_tokens_per_s for one in runs],
-        "prompt tokens/s": [one.prompt_tokens_per_s for one in runs],
-        "total tokens/s": [one.total_tokens_per_s for one in runs],
-        "requests/s": [one.summary.requests_per_s for one in runs],
-        "duration, s": [one.summary.duration_s for one in runs],
-        "prompt tokens cached, %": [one.cached_percent for one in runs],
+        "output tokens/s": [one.output_tokens_per_s for one in each],
+        "prompt tokens/s": [one.num_prompt_tokens / one.duration_s for one in each],
+        "total tokens/s": [one.num_prompt_tokens / one.duration_s + one.output_tokens_per_s for one in each],
+        "requests/s": [one.requests_per_s for one in each],
+        "duration, s": [one.duration_s for one in each],
+        "prompt tokens cached, %": [100.0 * one.num_cached_tokens / max(one.num_prompt_tokens, 1) for one in each],
     }
     if config.json:
         print_json({"asked": config_file.as_data(config), "figures": figures, "runs": [asdict(one) for one in runs]})
         return status
-    first = runs[0].summary
+    first = each[0]
     print(f"{counted(load.num_requests, 'request')} at once, {first.num_prompt_tokens:,} prompt tokens,", end=" ")
     print(f"{first.num_output_tokens:,} generated\n")
     print_intervals(figures)

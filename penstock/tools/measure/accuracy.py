@@ -136,11 +136,11 @@ def likely(errors: Sequence[float]) -> tuple[float, float]:
 def figures_of(runs: Sequence[MeasuredRun]) -> dict[str, float]:
     """Seconds, and tokens a second, over the requests of all these."""
     figures: dict[str, float] = {}
+    whole = MeasuredRun.joined(runs)
     for name in TIMES:
-        reported = percentiles([time for run in runs for time in getattr(run, name)])
+        reported = percentiles(getattr(whole, name))
         figures |= {f"{name}_p50_s": reported.p50, f"{name}_p95_s": reported.p95}
-    duration_s = sum(run.duration_s for run in runs)
-    return figures | {"output_tokens_per_s": sum(run.num_tokens for run in runs) / duration_s}
+    return figures | {"output_tokens_per_s": whole.num_tokens / whole.duration_s}
 
 
 def figure_rows(data: Mapping[str, Any]) -> list[tuple[str, float, float, str]]:

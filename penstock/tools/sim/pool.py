@@ -179,5 +179,4 @@ class Pool:
             if member.stopped_s is None and member.is_started and not replica.is_ready and not replica.num_pending:
                 member.stopped_s = now
                 self.num_stops += 1
-        stopped = {id(member.replica) for member in self.members if member.stopped_s is not None}
-        self._live = [replica for replica in self._live if id(replica) not in stopped]
+        self._live = [member.replica for member in self.members if member.stopped_s is None]
