@@ -138,19 +138,16 @@ class Fleet:
     def replica(self, name: str, events: EventQueue, ledger: Ledger, tracer: SimulationTracer | None = None) -> Replica:
         sized = None if self.config.scheduler.tpot_target_ms is None else step_size(self.config, "cuda")
         joins = self.config.scheduler.batching == "continuous"
-        common: dict[str, Any] = {"joins": joins, "tracer": tracer, "seed": self.seed}
-        made: Replica
+        shelf = None if self.shelf is None else AdapterShelf(self.shelf)
+        common: dict[str, Any] = {"joins": joins, "tracer": tracer, "seed": self.seed, "shelf": shelf}
         if self.predicts and self.depth == 1 and self.guessing is None and sized is None:
             running = scheduler_of(RunScheduler, self.config, self.sizing)
             settles = self.config.scheduler.order == "fair"
-            made = FastForwardReplica(name, running, self.cost, events, ledger, settles=settles, **common)
-        else:
-            scheduler = make_scheduler(self.config, self.sizing)
-            speculation = Speculation(self.guessing, name, scheduler) if self.guessing else None
-            common |= {"depth": self.depth, "speculation": speculation, "step_size": sized}
-            made = Replica(name, scheduler, self.cost, events, ledger, **common)
-        made.shelf = None if self.shelf is None else AdapterShelf(self.shelf)
-        return made
+            return FastForwardReplica(name, running, self.cost, events, ledger, settles=settles, **common)
+        scheduler = make_scheduler(self.config, self.sizing)
+        speculation = Speculation(self.guessing, name, scheduler) if self.guessing else None
+        common |= {"depth": self.depth, "speculation": speculation, "step_size": sized}
+        return Replica(name, scheduler, self.cost, events, ledger, **common)
 
 
 def simulate(
