@@ -6,7 +6,6 @@ Each run sends words of its own: what one run has put into the server's cache he
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from penstock.errors import ConfigError
 from penstock.metrics.summary import Slo
@@ -30,9 +29,8 @@ INTERRUPTED_S = 2.0
 """For reading the server's counters after an interrupt."""
 
 
-class PlanMaker(Protocol):
-    def __call__(self, name: str, rate: float | None) -> TrafficPlan:
-        """The plan of a run; equal arrivals and lengths for an equal rate, words by the run's name."""
+PlanMaker = Callable[[str, float | None], TrafficPlan]
+"""The plan of a run by its name and rate: equal arrivals and lengths for an equal rate, words by the name."""
 
 
 @dataclass(frozen=True, slots=True)

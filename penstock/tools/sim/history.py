@@ -66,7 +66,8 @@ class History:
         if not self.samples or now - self.samples[-1].time_s >= self._spacing_s:
             self.samples.append(sample)
             if len(self.samples) > MAX_SAMPLES:
-                self._thin()
+                self.samples = self.samples[::2]
+                self._spacing_s = 2.0 * (self.samples[-1].time_s - self.samples[0].time_s) / len(self.samples)
 
     def means(self, duration_s: float) -> tuple[float, float, float]:
         """Requests that ran and that waited, and the share of the KV cache in use, on average."""
@@ -81,7 +82,3 @@ class History:
             self.waiting_for_turn_s += elapsed
         else:
             self.waiting_for_blocks_s += elapsed
-
-    def _thin(self) -> None:
-        self.samples = self.samples[::2]
-        self._spacing_s = 2.0 * (self.samples[-1].time_s - self.samples[0].time_s) / len(self.samples)
