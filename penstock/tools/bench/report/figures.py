@@ -75,6 +75,11 @@ class Figures(RunEnding):
     has_usage: bool
 
     @property
+    def num_left(self) -> int:
+        """Requests of the load that were not answered, one way or the other."""
+        return self.num_unsent + self.num_abandoned
+
+    @property
     def failed_fraction(self) -> float:
         return self.num_failed / self.num_requests if self.num_requests else 0.0
 
