@@ -6,7 +6,7 @@ cannot be read is left out.
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -186,27 +186,21 @@ class GpuSignals:
             return None
 
 
-def machine_metrics() -> "MachineMetrics":
-    return MachineMetrics(HostSignals(), GpuSignals())
-
-
-class MachineMetrics:
+def machine_metrics() -> Callable[[], list[Metric]]:
     """All of it, and what the machine was measured to reach."""
+    host, gpu, reaches = HostSignals(), GpuSignals(), known_hardware()
 
-    def __init__(self, host: HostSignals, gpu: GpuSignals) -> None:
-        self._host, self._gpu = host, gpu
-        self._reaches = known_hardware()
-
-    def __call__(self) -> list[Metric]:
-        found = [*self._host.metrics(), *self._gpu.metrics()]
-        if self._reaches is not None:
-            ceilings = self._reaches.achievable
+    def read() -> list[Metric]:
+        found = [*host.metrics(), *gpu.metrics()]
+        if reaches is not None:
+            ceilings = reaches.achievable
             flops = max(ceilings.flops.bf16, ceilings.flops.int8, ceilings.flops.fp32)
-            rate = ceilings.bandwidth_bytes_per_s
-            help = "Bytes a second this machine was measured to read"
+            rate, help = ceilings.bandwidth_bytes_per_s, "Bytes a second this machine was measured to read"
             found.append(_gauge("penstock_machine_bytes_per_second", help, rate))
             found.append(_gauge("penstock_machine_flops", "Operations a second it was measured to compute", flops))
         return found
+
+    return read
 
 
 def own_processes(root: Path) -> Iterator[int]:

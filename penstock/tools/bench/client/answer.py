@@ -113,15 +113,13 @@ class Answer:
             timeline.first_token_s, timeline.last_token_s = self.piece_times[0], self.piece_times[-1]
         elif self.is_success:
             timeline.first_token_s = timeline.last_token_s = self.end_s
-        timeline.outcome = self._outcome()
-        return timeline
-
-    def _outcome(self) -> Outcome:
         if self.is_success:
-            return Outcome.LENGTH if self.finish_reason == "length" else Outcome.STOP
-        if self.end_s is None:
-            return Outcome.CANCELLED
-        return Outcome.REFUSED if self.status in (429, 503) else Outcome.ERROR
+            timeline.outcome = Outcome.LENGTH if self.finish_reason == "length" else Outcome.STOP
+        elif self.end_s is None:
+            timeline.outcome = Outcome.CANCELLED
+        else:
+            timeline.outcome = Outcome.REFUSED if self.status in (429, 503) else Outcome.ERROR
+        return timeline
 
 
 class AnswerReader:
