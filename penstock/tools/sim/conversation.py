@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
-from penstock.metrics.histogram import Histogram
 from penstock.metrics.timeline import Timelines, outcome_of
 from penstock.runtime.core.batch import Delta
 from penstock.runtime.core.request import Request
@@ -30,10 +29,6 @@ class Conversations:
     _ids: Iterator[int] = field(default_factory=lambda: count(FIRST_ID))
     _open: dict[int, tuple[Request, Sequence[FollowUp]]] = field(default_factory=dict)
     _num_thinking: int = 0
-
-    @property
-    def gaps(self) -> Histogram:
-        return self.timelines.gaps
 
     def has_more(self) -> bool:
         """Whether later turns are still to come."""

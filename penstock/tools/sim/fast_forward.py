@@ -220,12 +220,11 @@ class FastForwardReplica(Replica):
 
     def _count_gaps(self, ends: list[float], num_runs: int) -> None:
         """Between the tokens of those that fast-forwarded before; a fresh run's first gap is told when it is committed."""
-        gaps = self.ledger.gaps
         num_before = num_runs - self._num_fresh
         if num_before:
-            gaps.add(ends[0] - self._start_s, num_before)
+            self.gaps.add(ends[0] - self._start_s, num_before)
         if num_runs and len(ends) > 1:
-            gaps.add_gaps(ends, num_runs)
+            self.gaps.add_gaps(ends, num_runs)
         self._num_fresh = 0
 
     # Coming back

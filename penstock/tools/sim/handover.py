@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from penstock.errors import ConfigError
-from penstock.metrics.histogram import Histogram
 from penstock.runtime.core.batch import Delta, FinishReason
 from penstock.runtime.core.request import Request
 from penstock.service.router.handover import PromptSite, Transfer, judge_handover
@@ -67,10 +66,6 @@ class Arrived:
     timelines: Ledger
     is_moved: Callable[[int], bool]
 
-    @property
-    def gaps(self) -> Histogram:
-        return self.timelines.gaps
-
     def refuse(self, request_id: int, now: float) -> None:
         self.timelines.refuse(request_id, now)
 
@@ -97,10 +92,6 @@ class Handover:
     """Of all transfers, their waits for the link included."""
     _requests: dict[int, Request] = field(default_factory=dict)
     _free_s: float = 0.0
-
-    @property
-    def gaps(self) -> Histogram:
-        return self.timelines.gaps
 
     def waiting_s(self, now: float) -> float:
         """Until its link is free."""

@@ -34,9 +34,6 @@ TOKEN = ANSWERED
 class Ledger(Protocol):
     """Receives what happens to requests: `metrics.timeline.Timelines`, or one in front of it."""
 
-    @property
-    def gaps(self) -> Histogram: ...
-
     def refuse(self, request_id: int, now: float) -> None: ...
 
     def observe(self, deltas: Sequence[Delta], now: float) -> None: ...
@@ -62,6 +59,8 @@ class Replica:
     cost: Cost
     events: EventQueue
     ledger: Ledger
+    gaps: Histogram
+    """Between tokens: of those that the ledger is not told one by one."""
     depth: int = 1
     joins: bool = True
     speculation: Speculation | None = None

@@ -7,6 +7,7 @@ from typing import Any
 
 from penstock.config import EngineConfig
 from penstock.errors import ConfigError, EngineError
+from penstock.metrics.histogram import Histogram
 from penstock.metrics.summary import Slo, Summary, summarize
 from penstock.metrics.timeline import Timeline, Timelines
 from penstock.runtime.core.request import Request
@@ -135,7 +136,9 @@ class Fleet:
         is_time_varying = isinstance(self.cost, TimeVaryingCost) and self.cost.slowdowns
         return tuple(replace(self, seed=seed) for seed in range(NUM_MOMENTS)) if is_time_varying else (self,)
 
-    def replica(self, name: str, events: EventQueue, ledger: Ledger, tracer: SimulationTracer | None = None) -> Replica:
+    def replica(
+        self, name: str, events: EventQueue, ledger: Ledger, gaps: Histogram, tracer: SimulationTracer | None = None
+    ) -> Replica:
         sized = None if self.config.scheduler.tpot_target_ms is None else step_size(self.config, "cuda")
         joins = self.config.scheduler.batching == "continuous"
         shelf = None if self.shelf is None else AdapterShelf(self.shelf)
@@ -143,11 +146,11 @@ class Fleet:
         if self.predicts and self.depth == 1 and self.guessing is None and sized is None:
             running = scheduler_of(RunScheduler, self.config, self.sizing)
             settles = self.config.scheduler.order == "fair"
-            return FastForwardReplica(name, running, self.cost, events, ledger, settles=settles, **common)
+            return FastForwardReplica(name, running, self.cost, events, ledger, gaps, settles=settles, **common)
         scheduler = make_scheduler(self.config, self.sizing)
         speculation = Speculation(self.guessing, name, scheduler) if self.guessing else None
         common |= {"depth": self.depth, "speculation": speculation, "step_size": sized}
-        return Replica(name, scheduler, self.cost, events, ledger, **common)
+        return Replica(name, scheduler, self.cost, events, ledger, gaps, **common)
 
 
 def simulate(
@@ -193,19 +196,20 @@ class SimulationRun:
         self._prefill: Pool | None = None
         ledger: Ledger = self._ledger
         split = fleet.split
+        make = partial(fleet.replica, events=self._events, gaps=timelines.gaps, tracer=tracer)
         pool = partial(Pool, events=self._events, max_pending=fleet.max_pending, refuse=self._refuse)
         if split is not None:
             ledger = Arrived(ledger, self._moved.__contains__)
             self._prefill = pool(
                 "prefill",
-                lambda name: fleet.replica(name, self._events, self._handover(name, split), tracer),
+                lambda name: make(name, ledger=self._handover(name, split)),
                 fleet.policy(),
                 num_replicas=split.num_prefill,
                 prepare=lambda replica, request: self._handovers[replica.name].shorten(request),
             )
         self._pool = pool(
             "decode" if fleet.split else "replica",
-            lambda name: fleet.replica(name, self._events, ledger, tracer),
+            partial(make, ledger=ledger),
             fleet.policy(),
             num_replicas=fleet.num_replicas,
             scaling=fleet.scaling,

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from penstock.errors import ConfigError
-from penstock.tools.bench.client.answer import Answer, AnswerReader, ReportedUsage, body_message
+from penstock.tools.bench.client.answer import Answer, AnswerReader, Event, body_message
 from penstock.tools.bench.client.http import Client
 from penstock.tools.bench.client.prompts import FILLERS, WORDS, PromptWords, Segment
 
@@ -225,15 +225,10 @@ async def _num_prompt(client: Client, target: TargetServer, prompt: str | list[i
         return answer.num_prompt
     status, data = await client.fetch("POST", target.path, target.body(prompt, 1, is_streamed=False), 120.0)
     try:
-        return msgspec.json.decode(data, type=_Whole).usage.prompt_tokens or None if status == 200 else None
+        usage = msgspec.json.decode(data, type=Event).usage if status == 200 else None
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
-
-
-class _Whole(msgspec.Struct):
-    """An answer that was not streamed."""
-
-    usage: ReportedUsage = msgspec.field(default_factory=ReportedUsage)
+    return (usage and usage.prompt_tokens) or None
 
 
 async def _with_token_ids(client: Client, target: TargetServer, token_ids: tuple[int, ...]) -> TargetServer:
