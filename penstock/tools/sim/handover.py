@@ -60,26 +60,6 @@ class Disaggregation:
 
 
 @dataclass(slots=True)
-class Arrived:
-    """Before the timelines of decode replicas: a prompt that came over the link was not cached, it was computed."""
-
-    timelines: Ledger
-    is_moved: Callable[[int], bool]
-
-    def refuse(self, request_id: int, now: float) -> None:
-        self.timelines.refuse(request_id, now)
-
-    def observe(self, deltas: Sequence[Delta], now: float) -> None:
-        self.timelines.observe([self._bare(delta) for delta in deltas], now)
-
-    def observe_run(self, delta: Delta, times: Sequence[float]) -> None:
-        self.timelines.observe_run(self._bare(delta), times)
-
-    def _bare(self, delta: Delta) -> Delta:
-        return delta._replace(prefix=None) if delta.prefix and self.is_moved(delta.request_id) else delta
-
-
-@dataclass(slots=True)
 class Handover:
     """Before the timelines of one prefill replica: a first token is not the end but the start of a transfer."""
 

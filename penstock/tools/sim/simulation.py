@@ -19,7 +19,7 @@ from penstock.tools.sim.adapters import AdapterShelf, ShelfRoom
 from penstock.tools.sim.clock import EventQueue
 from penstock.tools.sim.conversation import Conversations
 from penstock.tools.sim.fast_forward import FastForwardReplica
-from penstock.tools.sim.handover import Arrived, Disaggregation, Handover
+from penstock.tools.sim.handover import Disaggregation, Handover
 from penstock.tools.sim.history import HistorySample
 from penstock.tools.sim.pool import Member, Pool
 from penstock.tools.sim.replica import Ledger, Replica
@@ -191,15 +191,16 @@ class SimulationRun:
         self._conversations = Conversations(later, timelines, self._events, self._take) if later else None
         self._ledger: Ledger = self._conversations or timelines
         self._num_refused = 0
-        self._moved: set[int] = set()
+        self._handed: dict[int, Timeline] = {}
+        """By request id: of prompts that a prefill replica computes."""
+        self._moved: list[tuple[Timeline, int]] = []
+        """Of those that go on elsewhere, and the tokens of each that the prefill replica's cache gave."""
         self._handovers: dict[str, Handover] = {}
         self._prefill: Pool | None = None
-        ledger: Ledger = self._ledger
         split = fleet.split
         make = partial(fleet.replica, events=self._events, gaps=timelines.gaps, tracer=tracer)
         pool = partial(Pool, events=self._events, max_pending=fleet.max_pending, refuse=self._refuse)
         if split is not None:
-            ledger = Arrived(ledger, self._moved.__contains__)
             self._prefill = pool(
                 "prefill",
                 lambda name: make(name, ledger=self._handover(name, split)),
@@ -209,7 +210,7 @@ class SimulationRun:
             )
         self._pool = pool(
             "decode" if fleet.split else "replica",
-            partial(make, ledger=ledger),
+            partial(make, ledger=self._ledger),
             fleet.policy(),
             num_replicas=fleet.num_replicas,
             scaling=fleet.scaling,
@@ -224,8 +225,9 @@ class SimulationRun:
         if self._conversations is not None:
             self._conversations.begin(request)
         group = group_of(request)
-        self._timelines.arrive(request.request_id, now, len(request.prompt), request.params.n, group)
+        timeline = self._timelines.arrive(request.request_id, now, len(request.prompt), request.params.n, group)
         if self._prefill is not None and self._hands_over(request, self._prefill, now):
+            self._handed[request.request_id] = timeline
             self._prefill.submit(request, now)
         else:
             self._pool.submit(request, now)
@@ -245,6 +247,8 @@ class SimulationRun:
         timelines = self._timelines
         if timelines.num_open:
             raise EngineError(f"the simulation ended with {timelines.num_open} requests unserved: a scheduler is stuck")
+        for timeline, num_cached in self._moved:
+            timeline.num_cached = num_cached
         end_s = max((timeline.end_s or 0.0 for timeline in timelines.ended), default=0.0)
         members = [*(self._prefill.members if self._prefill else ()), *self._pool.members]
         handovers = self._handovers.values()
@@ -268,8 +272,9 @@ class SimulationRun:
         return self._handovers[name]
 
     def _go_on(self, request: Request, now: float) -> None:
-        """A prompt's KV has arrived."""
-        self._moved.add(request.request_id)
+        """A prompt's KV has arrived: what the replica finds of it is not cached, it was computed."""
+        timeline = self._handed[request.request_id]
+        self._moved.append((timeline, timeline.num_cached))
         self._pool.submit(request, now, is_moved=True)
 
     def _refuse(self, request: Request, now: float) -> None:
