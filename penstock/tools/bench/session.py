@@ -6,6 +6,7 @@ Each run sends words of its own: what one run has put into the server's cache he
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from penstock.errors import ConfigError
 from penstock.metrics.summary import Slo
@@ -146,5 +147,4 @@ class Session:
         return run
 
     def _watch(self, name: str) -> Callable[[LoadProgress], None] | None:
-        watch = self.watch
-        return None if watch is None else lambda progress: watch(name, progress)
+        return None if self.watch is None else partial(self.watch, name)

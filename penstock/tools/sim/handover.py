@@ -44,8 +44,8 @@ class Disaggregation:
         """By the router's own rule, told what routers know: who is least busy, the pace at which prompts were computed, and
         `waiting_s`, until the link has carried what it has."""
         num_tokens = len(request.prompt)
-        busy_s = sum(member.replica.busy_s for member in prefill.members)
-        num_computed = sum(member.replica.num_computed_tokens for member in prefill.members)
+        busy_s = sum(replica.busy_s for replica in prefill.members)
+        num_computed = sum(replica.num_computed_tokens for replica in prefill.members)
         token_s = busy_s / num_computed if num_computed else 0.0
         here, there = decode.least_busy, prefill.least_busy
         verdict = judge_handover(

@@ -16,20 +16,6 @@ MakeReplica = Callable[[str], Replica]
 
 
 @dataclass(slots=True)
-class Member:
-    """A replica's time in a pool."""
-
-    replica: Replica
-    ordered_s: float
-    stopped_s: float | None = None
-    is_started: bool = True
-    """It has started; whether it takes requests it says itself."""
-
-    def seconds(self, end_s: float) -> float:
-        return (end_s if self.stopped_s is None else self.stopped_s) - self.ordered_s
-
-
-@dataclass(slots=True)
 class Pool:
     kind: str
     make: MakeReplica
@@ -41,7 +27,8 @@ class Pool:
     scaling: Scaling | None = None
     prepare: Callable[[Replica, Request], Request] | None = None
     """Gives the request that a chosen replica serves in place of the original."""
-    members: list[Member] = field(default_factory=list)
+    members: list[Replica] = field(default_factory=list)
+    """All that ever were."""
     num_starts: int = 0
     num_stops: int = 0
     has_more: Callable[[], bool] = lambda: True
@@ -110,18 +97,18 @@ class Pool:
 
     def _start(self, now: float, ready_s: float) -> None:
         replica = self.make(f"{self.kind} {len(self.members)}")
-        member = Member(replica, now, is_started=ready_s <= now)
-        self.members.append(member)
+        replica.ordered_s, replica.is_started = now, ready_s <= now
+        self.members.append(replica)
         self._live.append(replica)
         self.num_starts += 1
-        if not member.is_started:
+        if not replica.is_started:
             replica.set_ready(False)
-            self.events.post(ready_s, lambda at_s: self._come_up(member, at_s))
+            self.events.post(ready_s, lambda at_s: self._come_up(replica, at_s))
 
-    def _come_up(self, member: Member, now: float) -> None:
-        member.is_started = True
-        if member.stopped_s is None:
-            member.replica.set_ready(True)
+    def _come_up(self, replica: Replica, now: float) -> None:
+        replica.is_started = True
+        if replica.stopped_s is None:
+            replica.set_ready(True)
             queue, self._queue = self._queue, deque()
             for request, is_moved in queue:
                 self.submit(request, now, is_moved=is_moved)
@@ -132,10 +119,8 @@ class Pool:
         if scaling is None or scaler is None:
             return
         self._stop_drained(now)
-        wanted_ones = [
-            one for one in self.members if one.stopped_s is None and (one.replica.is_ready or not one.is_started)
-        ]
-        busy_s = sum(member.replica.busy_s for member in self.members)
+        wanted_ones = [one for one in self._live if one.is_ready or not one.is_started]
+        busy_s = sum(replica.busy_s for replica in self.members)
         busy_fraction = (busy_s - self._busy_s) / scaling.interval_s / max(1, len(wanted_ones))
         self._busy_s = busy_s
         pressure = self._pressure(now)
@@ -143,7 +128,7 @@ class Pool:
         for _ in range(wanted - len(wanted_ones)):
             self._start(now, now + scaling.cold_start_s)
         if wanted < len(wanted_ones):
-            wanted_ones[-1].replica.set_ready(False)
+            wanted_ones[-1].set_ready(False)
             wanted_ones[-1].is_started = True
             self._stop_drained(now)
         if self.has_more() or self.num_pending:
@@ -167,9 +152,8 @@ class Pool:
         )
 
     def _stop_drained(self, now: float) -> None:
-        for member in self.members:
-            replica = member.replica
-            if member.stopped_s is None and member.is_started and not replica.is_ready and not replica.num_pending:
-                member.stopped_s = now
+        for replica in self._live:
+            if replica.is_started and not replica.is_ready and not replica.num_pending:
+                replica.stopped_s = now
                 self.num_stops += 1
-        self._live = [member.replica for member in self.members if member.stopped_s is None]
+        self._live = [replica for replica in self._live if replica.stopped_s is None]

@@ -79,6 +79,11 @@ class Replica:
     """Of those, what the prefix cache gave."""
     busy_s: float = 0.0
     is_ready: bool = True
+    """It takes requests: it has started and is not being drained."""
+    is_started: bool = True
+    ordered_s: float = 0.0
+    stopped_s: float | None = None
+    """Its time in a pool, which decides on it."""
     num_lost_transfers: int = 0
     """Prompts whose KV arrived and found no room."""
     last_view: ReplicaView | None = None

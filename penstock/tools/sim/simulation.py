@@ -21,7 +21,7 @@ from penstock.tools.sim.conversation import Conversations
 from penstock.tools.sim.fast_forward import FastForwardReplica
 from penstock.tools.sim.handover import Disaggregation, Handover
 from penstock.tools.sim.history import HistorySample
-from penstock.tools.sim.pool import Member, Pool
+from penstock.tools.sim.pool import Pool
 from penstock.tools.sim.replica import Ledger, Replica
 from penstock.tools.sim.runs import RunScheduler
 from penstock.tools.sim.scaling import Scaling
@@ -257,13 +257,13 @@ class SimulationRun:
             self._tracer.requests(timelines.ended)
         return Result(
             summarize(timelines.ended, end_s, slo, timelines.gaps),
-            tuple(_report(member, end_s) for member in members),
+            tuple(_report(replica, end_s) for replica in members),
             tuple(timelines.ended),
             num_refused=self._num_refused,
             num_starts=self._pool.num_starts,
             num_stops=self._pool.num_stops,
             num_transfers=num_transfers,
-            num_lost_transfers=sum(member.replica.num_lost_transfers for member in members),
+            num_lost_transfers=sum(replica.num_lost_transfers for replica in members),
             mean_transfer_s=sum(one.transfer_s for one in handovers) / num_transfers if num_transfers else 0.0,
         )
 
@@ -288,10 +288,9 @@ def group_of(request: Request) -> str:
     return ", ".join(filter(None, (request.tenant, urgency)))
 
 
-def _report(member: Member, end_s: float) -> ReplicaReport:
-    replica = member.replica
+def _report(replica: Replica, end_s: float) -> ReplicaReport:
     history, speculation = replica.history, replica.speculation
-    seconds = max(0.0, member.seconds(end_s))
+    seconds = max(0.0, (end_s if replica.stopped_s is None else replica.stopped_s) - replica.ordered_s)
     share = 1.0 / seconds if seconds > 0.0 else 0.0
     running, waiting, kv_usage_fraction = history.means(seconds)
     return ReplicaReport(

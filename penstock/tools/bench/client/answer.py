@@ -122,15 +122,15 @@ class Answer:
         return timeline
 
 
+@dataclass(slots=True)
 class AnswerReader:
     """Fills an answer from the bytes of a streamed response."""
 
-    def __init__(self, answer: Answer, start_s: float) -> None:
-        self.answer = answer
-        self._start_s = start_s
-        self._events = EventParser()
-        self._is_over = False
-        self._refusal = b""
+    answer: Answer
+    start_s: float
+    _events: EventParser = field(default_factory=EventParser)
+    _is_over: bool = False
+    _refusal: bytes = b""
 
     def body(self, data: bytes, now: float) -> None:
         if not data.startswith(b"data:") and len(self._refusal) < MAX_ERROR_BYTES and not self.answer.piece_times:
@@ -139,7 +139,7 @@ class AnswerReader:
             if event == b"[DONE]":
                 self._is_over = True
             else:
-                self._take(_DECODER.decode(event), now - self._start_s)
+                self._take(_DECODER.decode(event), now - self.start_s)
 
     def _take(self, event: Event, now_s: float) -> None:
         answer = self.answer
@@ -169,7 +169,7 @@ class AnswerReader:
         """The response is complete: decide whether it was an answer."""
         answer = self.answer
         answer.status = status
-        answer.end_s = now - self._start_s
+        answer.end_s = now - self.start_s
         if answer.error:
             return
         if status != 200:
@@ -180,7 +180,7 @@ class AnswerReader:
             answer.error = "an answer without a token"
 
     def fail(self, error: str, now: float) -> None:
-        self.answer.end_s = now - self._start_s
+        self.answer.end_s = now - self.start_s
         self.answer.error = error
 
 
