@@ -1,10 +1,9 @@
 """`penstock bench throughput`: how many tokens a second the engine makes when it has all the work it can take."""
 
-import secrets
 from dataclasses import asdict, dataclass, field
 
 from penstock.amounts import counted
-from penstock.cli.bench.offline import print_intervals, repeat_offline, run_offline
+from penstock.cli.bench.offline import print_intervals, repeat_offline, run_fresh
 from penstock.cli.generate import ModelByFlag
 from penstock.cli.loading import open_llm
 from penstock.config import CacheConfig, EngineConfig, ParallelConfig, SchedulerConfig, SpeculationConfig
@@ -73,7 +72,7 @@ def run(config: Config) -> int:
         recipe = load.recipe(llm.spec.vocab_size)
         if load.warm_up:
             warm = Recipe(AtOnce(), lengths.Fixed(16), lengths.Fixed(4), 4, vocab_size=llm.spec.vocab_size)
-            run_offline(llm, warm.make(secrets.randbits(32)).requests, "warming up")
+            run_fresh(llm, warm, 0, "warming up")
         runs, status = repeat_offline(llm, recipe, load.seed, load.repeats)
     each = [one.summary for one in runs]
     figures = {
