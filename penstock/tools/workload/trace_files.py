@@ -10,10 +10,11 @@ import re
 from array import array
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from datetime import date
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, BinaryIO
+
+import numpy
 
 from penstock.errors import ConfigError
 from penstock.tools.workload.lengths import MAX_LENGTH
@@ -24,7 +25,7 @@ MAX_ROWS = 20_000_000
 MAX_CHOICES = 128
 MAX_TIME_S = 1e10
 DATE = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d):(\d\d):(\d\d(?:\.\d{1,9})?)", re.ASCII)
-FIRST_DAY = date(2000, 1, 1)
+FIRST_DAY = "2000-01-01"
 
 
 def read(path: Path) -> Trace:
@@ -169,10 +170,15 @@ def _date(name: str, text: str) -> float:
         day, hour, minute, second = found[1], int(found[2]), int(found[3]), float(found[4])
         if hour < 24 and minute < 60 and second < 61.0:
             try:
-                return (date.fromisoformat(day) - FIRST_DAY).days * 86_400 + hour * 3600 + minute * 60 + second
+                return _day_s(day) + hour * 3600 + minute * 60 + second
             except ValueError:
                 pass  # no such day
     raise ValueError(f"{name} is {text[:40]!r}, no time like 2023-11-16 18:15:46.6805900")
+
+
+@lru_cache(maxsize=1024)
+def _day_s(day: str) -> int:
+    return int((numpy.datetime64(day, "D") - numpy.datetime64(FIRST_DAY, "D")).astype(int)) * 86_400
 
 
 def _time(name: str, value: Any) -> float:
