@@ -34,7 +34,7 @@ def answer(number: int, ttft_s: float = 0.1, gap_s: float = 0.02, tokens: int = 
 def measured(answers: list[Answer] | None = None, **changes: Any) -> MeasuredLoad:
     found = answers or [answer(number, ttft_s=0.1 + 0.001 * (number % 10)) for number in range(COUNT)]
     end_s = max(one.end_s or 0.0 for one in found)
-    return replace(MeasuredLoad(tuple(found), end_s, HEALTHY, is_saturated=False, num_unsent=0), **changes)
+    return replace(MeasuredLoad(answers=tuple(found), duration_s=end_s, health=HEALTHY, num_unsent=0), **changes)
 
 
 def figures(one: MeasuredLoad | None = None, rate: float | None = 10.0, server: Counters = Counters()) -> Figures:  # noqa: B008

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.errors import ConfigError
 from penstock.service.upstream.endpoint import endpoint_of
-from penstock.tools.bench.client.http import Client, TransportError
+from penstock.tools.bench.client.http import Client
 from tests.bench.stub import Stub
 
 
@@ -103,7 +103,7 @@ def test_a_body_without_a_length_ends_with_its_connection():
     ],
 )
 def test_half_an_answer_is_a_fault(data, fault):
-    with pytest.raises(TransportError, match=fault):
+    with pytest.raises(ConnectionError, match=fault):
         answer_with(data)
 
 
@@ -115,7 +115,7 @@ def test_nobody_listening_is_a_fault():
         await server.wait_closed()
         await Client(endpoint_of(f"http://127.0.0.1:{port}")).fetch("GET", "/")
 
-    with pytest.raises(TransportError, match="cannot connect"):
+    with pytest.raises(ConnectionError, match="cannot connect"):
         asyncio.run(scenario())
 
 
@@ -156,5 +156,5 @@ def test_tls_is_spoken_and_certificates_are_checked(tmp_path: Path):
             await server.wait_closed()
 
     assert asyncio.run(scenario(verify=False)) == (200, b"ok")
-    with pytest.raises(TransportError, match="cannot connect"):
+    with pytest.raises(ConnectionError, match="cannot connect"):
         asyncio.run(scenario(verify=True))

@@ -8,11 +8,11 @@ import torch
 from penstock.runtime.core.features import Features, StepTime
 from penstock.runtime.core.request import Request, SamplingParams
 from penstock.runtime.execution.native.runner import NativeRunner
-from penstock.runtime.execution.step_trace import kind_of, watched
+from penstock.runtime.execution.step_trace import TracedPart, kind_of, watched
 from penstock.runtime.models import catalog
 from penstock.tools.cost.hardware import find
 from penstock.tools.cost.parts import LINEARS, work_by_part
-from penstock.tools.measure.step_profile import StepShape, TracedSpan, chrome_trace, profile_of, timeline
+from penstock.tools.measure.step_profile import StepShape, chrome_trace, profile_of, timeline
 from tests.runtime.test_engine import serve
 from tests.runtime.test_native import SPECS, twins
 from tests.runtime.test_native_runner import make_engine
@@ -54,7 +54,7 @@ def test_work_adds_up_to_the_model_and_a_step_stands_beside_its_roofline() -> No
     assert work["linears"].moved_bytes == 2 * (spec.num_parameters - embedding - norms)
     assert work["attention"].moved_bytes == pytest.approx(4 * 1001 * spec.kv_bytes_per_token(2.0))
     steps = [StepTime(0.0, 0.009, 0.001, True, 0.0, Features(4, 4, 0, 4, 4004, 0, 1001, 0, 0))] * 3
-    spans = [TracedSpan("gemm", "linears", 0.001 * n, 0.002, -1) for n in range(9)]
+    spans = [TracedPart("gemm", "linears", 0.001 * n, 0.002, -1) for n in range(9)]
     profile = profile_of(shape, steps, spans, work, h100, "bf16")
     (row,) = profile.parts
     assert row.seconds == pytest.approx(0.006)
@@ -81,7 +81,7 @@ def test_kernels_have_a_kind(kernel: str, kind: str) -> None:
 
 def test_a_timeline_is_one_step_from_its_begin() -> None:
     spans = [
-        TracedSpan(f"part {part}", "linears", 10.0 + step + 0.1 * part, 0.05, part)
+        TracedPart(f"part {part}", "linears", 10.0 + step + 0.1 * part, 0.05, part)
         for step in range(4)
         for part in range(3)
     ]

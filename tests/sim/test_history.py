@@ -20,8 +20,7 @@ def test_averages_weigh_every_moment(steps):
         now += duration
         areas = [area + duration * value for area, value in zip(areas, (running, waiting, usage))]
     history.add(SchedulerLoad(0, 0, 0, 0.0, 0), now)
-    means = (history.mean_running(now), history.mean_waiting(now), history.mean_kv_usage_fraction(now))
-    assert means == pytest.approx([area / now for area in areas])
+    assert history.means(now) == pytest.approx([area / now for area in areas])
     assert history.max_waiting == max(waiting for _, _, waiting, _ in steps)
     assert history.max_kv_usage_fraction == max(usage for _, _, _, usage in steps)
 
@@ -38,4 +37,4 @@ def test_the_curve_stays_short_and_spans_the_run():
 
 
 def test_no_time_has_no_averages():
-    assert History().mean_running(0.0) == History().mean_waiting(0.0) == History().mean_kv_usage_fraction(0.0) == 0.0
+    assert History().means(0.0) == (0.0, 0.0, 0.0)

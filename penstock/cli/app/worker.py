@@ -71,7 +71,8 @@ def _command(task: Mapping[str, Any]) -> Any:
         status = run_command(task["words"])
     text = printed.getvalue()
     if not text.strip():
-        return _complaint(errors.getvalue(), status)
+        lines = filter(str.strip, reversed(errors.getvalue().splitlines()))
+        raise PenstockError(next(lines, f"the command ended with {status}").removeprefix("penstock: error: "))
     return json.loads(text)
 
 
@@ -113,11 +114,6 @@ def _simulate(task: Mapping[str, Any]) -> dict[str, Any]:
 
 def _asked(config: type[C], task: Mapping[str, Any]) -> C:
     return args.build(config, args.parse(config, task["words"]).values)
-
-
-def _complaint(text: str, status: int) -> Any:
-    last = next((line for line in reversed(text.splitlines()) if line.strip()), f"the command ended with {status}")
-    raise PenstockError(last.removeprefix("penstock: error: "))
 
 
 def _machine(task: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -11,6 +11,7 @@ import secrets
 import signal
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import uvloop
@@ -19,7 +20,7 @@ from penstock.cli.bench.config import Config, parse_slo
 from penstock.cli.bench.progress import BenchProgress, LiveProgress
 from penstock.cli.bench.report import print_report
 from penstock.cli.bench.sweep import steps_of, table_of
-from penstock.cli.bench.traffic import load_words, open_trace, plan_maker, trial_s, warm_up_plan, workload_of
+from penstock.cli.bench.traffic import load_words, open_trace, plan_of, trial_s, warm_up_plan, workload_of
 from penstock.console import config_file
 from penstock.console.files import check_writable, write_file
 from penstock.console.show import print_json, print_table
@@ -116,7 +117,7 @@ async def _measure(config: Config, client: Client, progress: BenchProgress) -> d
     progress.say("asking the server what it is")
     target = await find_target(client, config.model, config.endpoint, nonce)
     goal = KneeGoal(parse_slo(config.target.slo), config.target.attainment)
-    session = Session(client, target, _shape(config), goal, plan_maker(config, trace), progress.show)
+    session = Session(client, target, _shape(config), goal, partial(plan_of, config, trace), progress.show)
     if load.warm_up:
         await session.warm_up(warm_up_plan(config, session))
     knee = None

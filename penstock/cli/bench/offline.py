@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.amounts import counted
 from penstock.console.progress import ProgressBar
-from penstock.console.show import print_table
+from penstock.console.show import cell, print_table
 from penstock.metrics.histogram import Histogram
 from penstock.metrics.summary import Summary, summarize
 from penstock.metrics.timeline import Outcome, Timeline
@@ -34,19 +34,6 @@ class OfflineRun:
     summary: Summary
     prefill_s: float
     """Until every request had its first token."""
-
-    @property
-    def prompt_tokens_per_s(self) -> float:
-        return self.summary.num_prompt_tokens / self.summary.duration_s
-
-    @property
-    def total_tokens_per_s(self) -> float:
-        return self.prompt_tokens_per_s + self.summary.output_tokens_per_s
-
-    @property
-    def cached_percent(self) -> float:
-        """Of the prompt tokens."""
-        return 100.0 * self.summary.num_cached_tokens / max(self.summary.num_prompt_tokens, 1)
 
 
 def run_offline(llm: "LLM", requests: Sequence[Request], name: str) -> OfflineRun:
@@ -98,11 +85,11 @@ def repeat_offline(llm: "LLM", recipe: Recipe, seed: int, number: int) -> tuple[
     return runs, 0
 
 
-def print_intervals(rows: Mapping[str, Sequence[float]]) -> None:
+def print_intervals(rows: Mapping[str, Sequence[float]], title: str = "") -> None:
     """Each figure over the runs: its mean, how sure it is, and its ends."""
     table: list[tuple[Any, ...]] = []
     for name, values in rows.items():
         found = interval(values)
-        half = "" if found.half_width is None else f"+- {found.half_width:,.4g}"
+        half = "" if found.half_width is None else f"+- {cell(found.half_width)}"
         table.append((name, found.mean, half, min(values), max(values)))
-    print_table(("", "mean", "95 %", "least", "most"), table)
+    print_table((title, "mean", "95 %", "least", "most"), table)

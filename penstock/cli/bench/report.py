@@ -3,8 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from penstock.cli.bench.offline import print_intervals
 from penstock.console.show import print_table, printable
-from penstock.tools.bench.report.report import HEADLINES, facts_of, figure, headline, knee_words
+from penstock.tools.bench.report.report import HEADLINES, facts_of, headline, knee_words
 
 MARKS = {"invalid": "!!", "warning": "!", "note": "-"}
 LATENCIES = {"TTFT": "ttft", "TPOT": "tpot", "ITL": "itl", "E2E": "e2e"}
@@ -26,7 +27,9 @@ TRIED = {
 
 def print_report(report: Mapping[str, Any]) -> None:
     runs = report["runs"]
-    _print_heading(report)
+    for name, text in facts_of(report):
+        print(f"{name:12}{printable(text)}")
+    print()
     print_flags(report["flags"])
     if report["verdict"] == "client-bound" and report["knee"] is None:
         print("No latencies are shown: they would be this client's own.")
@@ -47,12 +50,6 @@ def print_flags(flags: Sequence[Mapping[str, Any]]) -> None:
         print(f"{MARKS[flag['level']]:3}{printable(flag['text'])}")
     if flags:
         print()
-
-
-def _print_heading(report: Mapping[str, Any]) -> None:
-    for name, text in facts_of(report):
-        print(f"{name:12}{printable(text)}")
-    print()
 
 
 def _print_run(run: Mapping[str, Any], title: str) -> None:
@@ -90,14 +87,9 @@ def _print_failures(run: Mapping[str, Any]) -> None:
 
 
 def _print_repeats(report: Mapping[str, Any]) -> None:
-    rows = []
-    for name, (words, _) in HEADLINES.items():
-        if any(headline(run, name) is None for run in report["runs"]):
-            continue
-        found = report["headlines"][name]
-        half = "" if found["half_width"] is None else f"+- {figure(found['half_width'])}"
-        rows.append((words, found["mean"], half, min(found["values"]), max(found["values"])))
-    print_table((f"{len(report['runs'])} runs", "mean", "95 %", "least", "most"), rows)
+    runs = report["runs"]
+    had = [name for name in HEADLINES if all(headline(run, name) is not None for run in runs)]
+    print_intervals({HEADLINES[name][0]: report["headlines"][name]["values"] for name in had}, f"{len(runs)} runs")
     print()
 
 

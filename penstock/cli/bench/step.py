@@ -3,7 +3,7 @@
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, configure
 from penstock.console.files import check_writable, write_file
@@ -13,8 +13,11 @@ from penstock.runtime.core.features import StepTime
 from penstock.tools.cost.hardware import Ceilings, NumberFormat
 from penstock.tools.cost.parts import work_by_part
 from penstock.tools.measure import step_profile
-from penstock.tools.measure.step_profile import PartRow, StepProfile, TracedSpan, chrome_trace
+from penstock.tools.measure.step_profile import PartRow, StepProfile, chrome_trace
 from penstock.tools.measure.this_machine import NAME, find_hardware
+
+if TYPE_CHECKING:
+    from penstock.runtime.execution.step_trace import TracedPart
 
 MOST_KERNELS = 15
 
@@ -56,7 +59,7 @@ def run(config: Config) -> int:
     return 0
 
 
-def profiled(config: Config) -> tuple[StepProfile, list[TracedSpan], dict[str, Any]]:
+def profiled(config: Config) -> tuple[StepProfile, "list[TracedPart]", dict[str, Any]]:
     """Torch is imported here and not before."""
     from penstock.assembly.engine import load, make_engine, size
     from penstock.runtime.execution.step_trace import watched
@@ -71,11 +74,10 @@ def profiled(config: Config) -> tuple[StepProfile, list[TracedSpan], dict[str, A
     vocab_size = loaded.spec.vocab_size
     step_profile.drive(engine, shape, vocab_size, config.steps)
     steps.clear()
-    with watched(loaded.network, loaded.device.torch_device) as found:
+    with watched(loaded.network, loaded.device.torch_device) as spans:
         step_profile.take(engine, shape, vocab_size, config.steps)
     own = list(steps)
     step_profile.end(engine, shape)
-    spans = [step_profile.TracedSpan(*one) for one in found]
     weight = loaded.weight_bytes / max(loaded.spec.num_parameters, 1)
     kv = {"fp8": 1.0, "int8": 1.0}.get(config.cache.kv, 2.0)
     work = work_by_part(loaded.spec, shape.chunks, weight, kv)

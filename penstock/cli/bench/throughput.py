@@ -1,10 +1,9 @@
 """`penstock bench throughput`: how many tokens a second the engine makes when it has all the work it can take."""
 
-import secrets
 from dataclasses import asdict, dataclass, field
 
 from penstock.amounts import counted
-from penstock.cli.bench.offline import print_intervals, repeat_offline, run_offline
+from penstock.cli.bench.offline import print_intervals, repeat_offline, run_fresh
 from penstock.cli.generate import ModelByFlag
 from penstock.cli.loading import open_llm
 from penstock.config import CacheConfig, EngineConfig, ParallelConfig, SchedulerConfig, SpeculationConfig
@@ -73,20 +72,21 @@ def run(config: Config) -> int:
         recipe = load.recipe(llm.spec.vocab_size)
         if load.warm_up:
             warm = Recipe(AtOnce(), lengths.Fixed(16), lengths.Fixed(4), 4, vocab_size=llm.spec.vocab_size)
-            run_offline(llm, warm.make(secrets.randbits(32)).requests, "warming up")
+            run_fresh(llm, warm, 0, "warming up")
         runs, status = repeat_offline(llm, recipe, load.seed, load.repeats)
+    each = [one.summary for one in runs]
     figures = {
-        "output tokens/s": [one.summary.output_tokens_per_s for one in runs],
-        "prompt tokens/s": [one.prompt_tokens_per_s for one in runs],
-        "total tokens/s": [one.total_tokens_per_s for one in runs],
-        "requests/s": [one.summary.requests_per_s for one in runs],
-        "duration, s": [one.summary.duration_s for one in runs],
-        "prompt tokens cached, %": [one.cached_percent for one in runs],
+        "output tokens/s": [one.output_tokens_per_s for one in each],
+        "prompt tokens/s": [one.num_prompt_tokens / one.duration_s for one in each],
+        "total tokens/s": [one.num_prompt_tokens / one.duration_s + one.output_tokens_per_s for one in each],
+        "requests/s": [one.requests_per_s for one in each],
+        "duration, s": [one.duration_s for one in each],
+        "prompt tokens cached, %": [100.0 * one.num_cached_tokens / max(one.num_prompt_tokens, 1) for one in each],
     }
     if config.json:
         print_json({"asked": config_file.as_data(config), "figures": figures, "runs": [asdict(one) for one in runs]})
         return status
-    first = runs[0].summary
+    first = each[0]
     print(f"{counted(load.num_requests, 'request')} at once, {first.num_prompt_tokens:,} prompt tokens,", end=" ")
     print(f"{first.num_output_tokens:,} generated\n")
     print_intervals(figures)

@@ -8,7 +8,7 @@ from penstock.amounts import counted
 from penstock.cli.bench.config import Config
 from penstock.tools.bench.machine import trace_digest
 from penstock.tools.bench.plan import TrafficPlan, plan_of_recipe, plan_of_trace
-from penstock.tools.bench.session import PlanMaker, Session
+from penstock.tools.bench.session import Session
 from penstock.tools.workload.arrivals import RateRamp
 from penstock.tools.workload.trace import Trace
 from penstock.tools.workload.trace_files import read
@@ -34,13 +34,10 @@ def open_trace(config: Config) -> Trace | None:
     return trace.faster(recording.trace_speed)
 
 
-def plan_maker(config: Config, trace: Trace | None) -> PlanMaker:
-    def make(name: str, rate: float | None) -> TrafficPlan:
-        if trace is not None:
-            return plan_of_trace(trace, f"{name} ")
-        return plan_of_recipe(recipe_of(config, rate), config.words.seed, f"{name} ")
-
-    return make
+def plan_of(config: Config, trace: Trace | None, name: str, rate: float | None) -> TrafficPlan:
+    if trace is not None:
+        return plan_of_trace(trace, f"{name} ")
+    return plan_of_recipe(recipe_of(config, rate), config.words.seed, f"{name} ")
 
 
 def recipe_of(config: Config, rate: float | None) -> Recipe:

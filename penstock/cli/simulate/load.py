@@ -40,22 +40,19 @@ class SimulatedLoad(Asked):
         """`adapters` are the shares of requests that ask for each."""
         if self.trace is not None and (self.turns != 1 or self.users is not None or adapters):
             raise ConfigError("--trace has requests of its own; leave --turns, --users and --adapters")
-        workload = self._traced(self.trace, vocab_size) if self.trace else self._made(vocab_size, adapters)
+        if self.trace is not None:
+            from penstock.tools.workload.trace_files import read  # numpy: not needed to say what the flags are
+
+            workload = read(self.trace).faster(self.trace_speed).first(self.num_requests).workload(vocab_size)
+        elif self.users is not None:
+            workload = self.recipe(vocab_size, adapters).of_users(self.users, self.think_s, self.seed)
+        else:
+            workload = self.recipe(vocab_size, adapters).make(self.seed)
         if self.deadline_s is None:
             return workload
         late = self.deadline_s
         requests = [replace(one, deadline_s=one.arrival_s + late) for one in workload.requests]
         return Workload(requests, workload.later, workload.num_unanswered)
-
-    def _made(self, vocab_size: int, adapters: tuple[float, ...]) -> Workload:
-        recipe = self.recipe(vocab_size, adapters)
-        return recipe.make(self.seed) if self.users is None else recipe.of_users(self.users, self.think_s, self.seed)
-
-    def _traced(self, path: Path, vocab_size: int) -> Workload:
-        from penstock.tools.workload import trace_files  # numpy: not needed to say what the flags are
-
-        trace = trace_files.read(path).faster(self.trace_speed)
-        return trace.first(self.num_requests).workload(vocab_size)
 
     def recipe(self, vocab_size: int, adapters: tuple[float, ...] = ()) -> Recipe:
         people = People(tenant_shares(self.tenants), self.urgent_fraction, self.sessions, adapters)

@@ -47,7 +47,9 @@ def as_data(
                 "groups": {group: asdict(summary) for group, summary in groups_of(result).items()},
                 **{name: getattr(result, name) for name in _COUNTS},
                 "replica_seconds": result.replica_seconds,
-                "replicas": [_replica_data(one) for one in result.replicas],
+                "replicas": [
+                    asdict(one) | {"history": [sample._asdict() for sample in one.history]} for one in result.replicas
+                ],
             }
             for name, result in results.items()
         },
@@ -121,10 +123,6 @@ def _queue_rows(queue: QueueFigures) -> dict[str, object]:
         "inside (L = rate x time)": law,
     }
     return {name: value for name, value in rows.items() if value is not None}
-
-
-def _replica_data(replica: ReplicaReport) -> dict[str, Any]:
-    return {**asdict(replica), "history": [sample._asdict() for sample in replica.history]}
 
 
 def print_heading(rows: list[tuple[str, str]], fleet: Fleet, workload: Workload, slo: Slo) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -52,10 +53,10 @@ def side(path: Path, kind: type, common: Mapping[str, Any], simulated: Simulated
         "devices": round(replicas * devices, 2),
         "tokens/s": tokens_per_s,
         "requests/s": summary["requests_per_s"],
-        "TTFT p50, ms": None if is_unstable else 1e3 * summary["ttft"]["p50"],
-        "TTFT p99, ms": None if is_unstable else 1e3 * summary["ttft"]["p99"],
-        "TPOT p50, ms": None if is_unstable else 1e3 * summary["tpot"]["p50"],
-        "TPOT p99, ms": None if is_unstable else 1e3 * summary["tpot"]["p99"],
+        **{
+            f"{name.upper()} {share}, ms": None if is_unstable else 1e3 * summary[name][share]
+            for name, share in product(("ttft", "tpot"), ("p50", "p99"))
+        },
         "goodput, %": 100.0 * summary["good_fraction"],
         "KV held but empty, %": 100.0 * result["kv_waste_fraction"],
         "$ an hour": hourly,

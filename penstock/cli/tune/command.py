@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -133,17 +133,16 @@ class Tuning:
         self.begin_s = time.monotonic()
         self.end_s = self.begin_s + 60.0 * config.minutes
         self.base = EngineConfig(model=config.model)
+        self.profile: Profile
         self._costs: dict[tuple[int, int], MeasuredCost] = {}
-        """By replicas and ranks: what one simulation has worked out serves the others."""
+        """Its costs, by replicas and ranks: what one simulation has worked out serves the others."""
 
     def run(self) -> Tuned:
         run_s = min(max(RUN_SHARE * 60.0 * self.config.minutes, RUN_S[0]), RUN_S[1])
-        profile = self._profile(run_s)
-        machine = self._machine(profile)
-        load = TunedLoad(self.config.load, self._rate(profile), run_s, profile.vocab_size)
-        search = SettingSearch(
-            lambda one: self._fleet(profile, one), self.slo, machine, self._show_search, forked_scores
-        )
+        self._take(self._measured(run_s))
+        machine = self._machine()
+        load = TunedLoad(self.config.load, self._rate(), run_s, self.profile.vocab_size)
+        search = SettingSearch(self._fleet, self.slo, machine, self._show_search, forked_scores)
         begin_s = time.monotonic()
         factor = search.strained(load.loads)
         loads = load.loads(factor)
@@ -154,14 +153,12 @@ class Tuning:
         best = chosen[0].setting if chosen else ranked[0].setting
         swaps = next(one for one in ranked if one.setting == DEFAULT).score.num_preemptions > 0
         further = unsimulated(best, machine, speculates=not machine.is_gpu, lossy=self.config.lossy, swaps=swaps)
-        count = self._num_contenders(
-            max(simulate(self._fleet(profile, DEFAULT), one).summary.duration_s for one in loads)
-        )
+        count = self._num_contenders(max(simulate(self._fleet(DEFAULT), one).summary.duration_s for one in loads))
         settings = [*(one.setting for one in chosen[: max(count - len(further), 1)]), *further]
-        contest = self._contest(settings, load, factor, machine, profile)
+        contest = self._contest(settings, load, factor, machine.measured)
         winner = next((one for one in settings if one.label == contest.contest.winner), None)
         found = self._tuned(load.words(factor), ranked, settings, contest, winner)
-        worth = {} if winner is None else shares(winner, lambda one: self._fleet(profile, one), loads, self.slo)
+        worth = {} if winner is None else shares(winner, self._fleet, loads, self.slo)
         return replace(found, simulated_s=simulated_s, shares=worth)
 
     def _num_contenders(self, run_s: float) -> int:
@@ -170,7 +167,11 @@ class Tuning:
         first = runs - NUM_LAST_ROUNDS * (1 + NUM_LAST)
         return min(max(int(first / NUM_FIRST_ROUNDS) - 1, 1), 4)
 
-    def _profile(self, run_s: float) -> Profile:
+    def _take(self, profile: Profile) -> None:
+        self.profile = profile
+        self._costs.clear()
+
+    def _measured(self, run_s: float) -> Profile:
         if self.config.profile is not None:
             return open_profile(self.config.profile)
         seconds = min(MOST_PROFILE_S, PROFILE_SHARE * 60.0 * self.config.minutes)
@@ -184,23 +185,22 @@ class Tuning:
         sent = replace(load, vocab_size=profile.vocab_size).loads(1.0)[0]
 
         def simulated(one: Profile) -> Summary:
-            self._costs.clear()  # they are another profile's
-            return simulate(self._fleet(one, DEFAULT), sent).summary
+            self._take(one)
+            return simulate(self._fleet(DEFAULT), sent).summary
 
-        found = anchored(profile, summary, simulated)
-        self._costs.clear()
-        return found
+        return anchored(profile, summary, simulated)
 
-    def _machine(self, profile: Profile) -> TunedMachine:
+    def _machine(self) -> TunedMachine:
+        profile = self.profile
         facts, sizing = profile.machine, measured_sizing(profile)
         is_gpu = bool(facts.get("gpus")) and self.config.model.device != "cpu"
         processors, gpus = int(facts.get("num_processors", 1)), len(facts.get("gpus", ()))
         has_link = bool(profile.all_reduce) and not is_gpu
         return TunedMachine(is_gpu, processors, gpus, sizing.max_context, sizing, has_link)
 
-    def _fleet(self, profile: Profile, setting: Setting) -> Fleet:
+    def _fleet(self, setting: Setting) -> Fleet:
         """Slow moments are left out: they would be the same for all. Replicas on one processor share it."""
-        key = setting.replicas, setting.tensor
+        profile, key = self.profile, (setting.replicas, setting.tensor)
         if key not in self._costs:
             is_shared = setting.replicas > 1 and not profile.machine.get("gpus")
             fitted = profile.fitted.slower(float(setting.replicas)) if is_shared else profile.fitted
@@ -210,39 +210,30 @@ class Tuning:
         sizing = setting.sizing(measured_sizing(profile))
         return Fleet(engine, sizing, self._costs[key], num_replicas=setting.replicas, depth=profile.depth)
 
-    def _rate(self, profile: Profile) -> float:
+    def _rate(self) -> float:
         """As asked, or half of what the engine does at most."""
         if self.config.load.rate is not None or self.config.load.trace is not None:
             return self.config.load.rate or 1.0
-        load = TunedLoad(self.config.load, 100.0, 1.0, profile.vocab_size)
+        load = TunedLoad(self.config.load, 100.0, 1.0, self.profile.vocab_size)
         at_once = replace(load.recipe(1.0), num_requests=64).make(self.config.load.seed)
         requests = [replace(one, arrival_s=0.0) for one in at_once.requests]
-        return max(0.5 * simulate(self._fleet(profile, DEFAULT), requests).summary.requests_per_s, 0.01)
+        return max(0.5 * simulate(self._fleet(DEFAULT), requests).summary.requests_per_s, 0.01)
 
-    def _is_like_with(self, room: str, profile: Profile, settings: Sequence[Setting], loads: Loads) -> bool:
+    def _is_like_with(self, room: str, settings: Sequence[Setting], loads: Loads) -> bool:
         """Whether servers that share the memory serve this load as each would with all of it."""
         if not room:
             return False
         pairs = ((one, replace(one, kv_memory=one.kv_memory or room)) for one in settings)
-        found = [[score(self._fleet(profile, each), loads[:1], self.slo) for each in pair] for pair in pairs]
+        found = [[score(self._fleet(each), loads[:1], self.slo) for each in pair] for pair in pairs]
         return all(alone.is_like(beside) for alone, beside in found)
 
-    def _contest(
-        self,
-        settings: Sequence[Setting],
-        load: TunedLoad,
-        factor: float,
-        machine: TunedMachine,
-        profile: Profile,
-    ) -> LiveContest:
+    def _contest(self, settings: Sequence[Setting], load: TunedLoad, factor: float, measured: Sizing) -> LiveContest:
         taking = (DEFAULT, *settings)
-        room = room_for(machine.measured, taking)
-        if not self._is_like_with(room, profile, taking, load.loads(factor)):
+        room = room_for(measured, taking)
+        if not self._is_like_with(room, taking, load.loads(factor)):
             room = ""
         servers = [LiveServer(one, self.config.model, room) for one in taking]
-        contest = LiveContest(
-            servers, lambda number, name: load.plan(factor, number, name), self.slo, bool(room), self._show
-        )
+        contest = LiveContest(servers, partial(load.plan, factor), self.slo, bool(room), self._show)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(contest.run(self.end_s))
         return contest

@@ -25,33 +25,23 @@ def keep(path: Path, tuned: Tuned) -> None:
     write_file(path.with_suffix(".json"), tuned.to_json())
 
 
-def find(model: str, versions: Mapping[str, str]) -> tuple[Path, Tuned, str] | None:
-    """What was kept for this model here, and why it may no longer hold. None if nothing was, or nothing that can be read."""
+def values_for(
+    owner: type, model: str, asked: Mapping[str, Any], versions: Mapping[str, str]
+) -> tuple[dict[str, Any], str]:
+    """Values kept for this model here, for leaves that are not asked otherwise, and a line that says so. What cannot be read is
+    as good as none."""
     path = tuned_path(model)
     beside = path.with_suffix(".json")
     try:
         if not path.exists() or beside.stat().st_size > MAX_BYTES:
-            return None
+            return {}, ""
         tuned = read_tuned(beside.read_text(encoding="utf-8"), str(beside))
     except (OSError, UnicodeDecodeError, ConfigError):
-        return None
-    return path, tuned, stale(tuned, versions)
-
-
-def values_for(
-    owner: type, model: str, asked: Mapping[str, Any], versions: Mapping[str, str]
-) -> tuple[dict[str, Any], str]:
-    """Values for leaves that are not asked otherwise, and a line that says so."""
-    found = find(model, versions)
-    if found is None:
         return {}, ""
-    path, tuned, why_stale = found
-    if why_stale:
+    if why_stale := stale(tuned, versions):
         return {}, f"tuned settings in {path} are not used: {why_stale}; tune again with penstock tune"
     values = {name: value for name, value in config_file.read(owner, str(path)).items() if name not in asked}
     if not values:
         return {}, ""
-    return (
-        values,
-        f"tuned: {tuned.gain_words} requests served in time ({tuned.when}): {flags_in_words(values)}; --no-tuned leaves it out",
-    )
+    said = f"tuned: {tuned.gain_words} requests served in time ({tuned.when}): {flags_in_words(values)}"
+    return values, f"{said}; --no-tuned leaves it out"

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import IO
 
 from penstock.config import ModelConfig
 from penstock.console.args import arguments_of
@@ -50,12 +49,11 @@ class LiveServer:
     words: tuple[str, ...] = ()
     """Further flags."""
     process: "subprocess.Popen[str] | None" = None
-    url: str = ""
     client: Client | None = None
     target: TargetServer | None = None
-    log: IO[str] | None = None
 
-    def start(self) -> None:
+    def _start(self) -> str:
+        """Where it listens, once it is ready."""
         words = [*arguments_of(self.model), "--port", "0", "--no-tuned", "--log-level", "warning", *self.setting.flags]
         words += ["--kv-memory", self.kv_memory] if self.kv_memory and not self.setting.kv_memory else []
         words += self.words
@@ -65,22 +63,18 @@ class LiveServer:
             stderr=subprocess.DEVNULL,
             text=True,
         )
-        self.log = self.process.stdout
-        for line in self.log or ():
-            if found := ADDRESS.search(line):
-                self.url = found[0]
-                break
-        else:
+        found = next(filter(None, map(ADDRESS.search, self.process.stdout or ())), None)
+        if found is None:
             raise EngineError(f"a server with {self.setting.label} did not start; try penstock serve with these flags")
         end_s = time.monotonic() + START_S
-        while not is_ready(self.url, timeout_s=5.0):
+        while not is_ready(found[0], timeout_s=5.0):
             if time.monotonic() > end_s or self.process.poll() is not None:
                 raise EngineError(f"a server with {self.setting.label} did not become ready")
             time.sleep(0.2)
+        return found[0]
 
     async def open(self) -> None:
-        await asyncio.to_thread(self.start)
-        self.client = Client(endpoint_of(self.url))
+        self.client = Client(endpoint_of(await asyncio.to_thread(self._start)))
         self.target = await find_target(self.client, "", "completions", f"tune {self.setting.label}")
 
     def stop(self) -> None:
@@ -94,8 +88,8 @@ class LiveServer:
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
-            if self.log is not None:
-                self.log.close()
+            if self.process.stdout is not None:
+                self.process.stdout.close()
             self.process = None
 
 

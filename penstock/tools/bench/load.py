@@ -14,7 +14,7 @@ from penstock.errors import ConfigError
 from penstock.metrics.summary import Slo
 from penstock.tools.bench.client.answer import Answer, AnswerReader
 from penstock.tools.bench.client.health import Health, HealthMonitor
-from penstock.tools.bench.client.http import Client, TransportError
+from penstock.tools.bench.client.http import Client
 from penstock.tools.bench.client.silence import GONE_S, LEAST_LOST, Silence, last_sign_s, silence_of
 from penstock.tools.bench.client.target import MODELS, TargetServer
 from penstock.tools.bench.plan import Ask, TrafficPlan, Turn
@@ -79,21 +79,28 @@ class LoadShape:
     """A run that has failed is stopped."""
 
 
-@dataclass(frozen=True, slots=True)
-class MeasuredLoad:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunEnding:
+    """How a run went, beside its answers."""
+
+    health: Health
+    num_unsent: int
+    is_saturated: bool = False
+    is_hopeless: bool = False
+    """Stopped at its limit: its targets were out of reach."""
+    is_interrupted: bool = False
+    """Stopped by the user."""
+    silence: Silence | None = None
+    """A long time in which nothing came from the server."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredLoad(RunEnding):
     """What a run gave, before anything is computed from it."""
 
     answers: tuple[Answer, ...]
     duration_s: float
     """From the first arrival to the last end."""
-    health: Health
-    num_unsent: int
-    is_saturated: bool = False
-    is_hopeless: bool = False
-    """Stopped at its limit."""
-    is_interrupted: bool = False
-    """Stopped by the user."""
-    silence: Silence | None = None
 
     @property
     def is_in_vain(self) -> bool:
@@ -161,7 +168,7 @@ class _Run:
             async with asyncio.timeout(self.shape.timeout_s):
                 response = await self.client.request("POST", self.target.path, body, reader.body, sent)
             reader.end(response.status, clock())
-        except TransportError as error:
+        except ConnectionError as error:
             where = "in the middle of an answer" if answer.piece_times else "before any of an answer"
             reader.fail(f"{error}, {where}", clock())
         except TimeoutError:
@@ -269,7 +276,7 @@ async def _listen(run: _Run) -> None:
             try:
                 await run.client.fetch("GET", MODELS, timeout_s=hush_s / 2)
                 heard_s = run.now_s
-            except TransportError:
+            except ConnectionError:
                 num_unanswered += 1
 
 

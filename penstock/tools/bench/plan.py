@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from penstock.tools.bench.client.prompts import Segment
 from penstock.tools.workload.trace import Trace
@@ -28,6 +29,11 @@ class Ask:
     turns: tuple[Turn, ...]
     think_s: float = 0.0
 
+    @property
+    def histories(self) -> list[int]:
+        """Tokens before each turn."""
+        return list(accumulate((turn.num_prompt + turn.num_answer for turn in self.turns[:-1]), initial=0))
+
 
 @dataclass(frozen=True, slots=True)
 class TrafficPlan:
@@ -44,28 +50,20 @@ class TrafficPlan:
 
     def num_prompt_tokens(self) -> int:
         """Histories included."""
-        total = 0
-        for ask in self.asks:
-            history = 0
-            for turn in ask.turns:
-                total += history + turn.num_prompt
-                history += turn.num_prompt + turn.num_answer
-        return total
+        return sum(sum(ask.histories) + sum(turn.num_prompt for turn in ask.turns) for ask in self.asks)
 
     def num_repeated(self) -> int:
         """Prompt tokens that the plan itself sends again, which even a cold cache may answer."""
-        seen: set[tuple[str, ...]] = set()
+        seen: set[tuple[str, str]] = set()
         repeated = 0
         for ask in self.asks:
-            history = 0
-            for number, turn in enumerate(ask.turns):
-                names: tuple[str, ...] = ()
-                for segment in turn.segments if number == 0 else ():
-                    names = (names[-1] if names else "", segment.name)
-                    repeated += segment.num_tokens if names in seen else 0
-                    seen.add(names)
-                repeated += history
-                history += turn.num_prompt + turn.num_answer
+            repeated += sum(ask.histories)
+            before = ""
+            for segment in ask.turns[0].segments:
+                names = (before, segment.name)
+                repeated += segment.num_tokens if names in seen else 0
+                seen.add(names)
+                before = segment.name
         return repeated
 
 

@@ -6,7 +6,7 @@ Each run sends words of its own: what one run has put into the server's cache he
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol
+from functools import partial
 
 from penstock.errors import ConfigError
 from penstock.metrics.summary import Slo
@@ -30,9 +30,8 @@ INTERRUPTED_S = 2.0
 """For reading the server's counters after an interrupt."""
 
 
-class PlanMaker(Protocol):
-    def __call__(self, name: str, rate: float | None) -> TrafficPlan:
-        """The plan of a run; equal arrivals and lengths for an equal rate, words by the run's name."""
+PlanMaker = Callable[[str, float | None], TrafficPlan]
+"""The plan of a run by its name and rate: equal arrivals and lengths for an equal rate, words by the name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,5 +147,4 @@ class Session:
         return run
 
     def _watch(self, name: str) -> Callable[[LoadProgress], None] | None:
-        watch = self.watch
-        return None if watch is None else lambda progress: watch(name, progress)
+        return None if self.watch is None else partial(self.watch, name)

@@ -1,6 +1,6 @@
 """What was predicted beside what was measured: one workload, simulated and served, compared figure by figure."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Any, NamedTuple
@@ -20,8 +20,6 @@ NUM_DRAWS = 200
 LIKELY = 0.9
 """Share of chance that a range of errors spans."""
 TIMES = ("ttft", "tpot", "e2e")
-RATES = {"output_tokens_per_s": "output tokens/s"}
-"""Figures that are no times."""
 
 
 class MeasuredRun(NamedTuple):
@@ -138,39 +136,38 @@ def likely(errors: Sequence[float]) -> tuple[float, float]:
 def figures_of(runs: Sequence[MeasuredRun]) -> dict[str, float]:
     """Seconds, and tokens a second, over the requests of all these."""
     figures: dict[str, float] = {}
+    whole = MeasuredRun.joined(runs)
     for name in TIMES:
-        reported = percentiles([time for run in runs for time in getattr(run, name)])
+        reported = percentiles(getattr(whole, name))
         figures |= {f"{name}_p50_s": reported.p50, f"{name}_p95_s": reported.p95}
-    duration_s = sum(run.duration_s for run in runs)
-    return figures | {"output_tokens_per_s": sum(run.num_tokens for run in runs) / duration_s}
+    return figures | {"output_tokens_per_s": whole.num_tokens / whole.duration_s}
 
 
 def figure_rows(data: Mapping[str, Any]) -> list[tuple[str, float, float, str]]:
     """A comparison as a table's rows; times in milliseconds."""
     return [
-        (_label(name), _scale(name) * one["predicted"], _scale(name) * one["measured"], f"{100 * one['error']:+.1f} %")
-        for name, one in data.items()
-        if isinstance(one, Mapping)
+        (label, scale * one["predicted"], scale * one["measured"], f"{100 * one['error']:+.1f} %")
+        for label, scale, one in _shown(data)
     ]
 
 
 def moment_rows(data: Mapping[str, Any]) -> list[tuple[str, float, str, float, str]]:
     """Likewise, with what was predicted for the luckiest and the unluckiest moment."""
-    reported = [one for one in data.items() if isinstance(one[1], Mapping)]
-    ranges = [" to ".join(cell(_scale(name) * end) for end in one.get("predicted_range", ())) for name, one in reported]
+    ranges = [
+        " to ".join(cell(scale * end) for end in one.get("predicted_range", ())) for _, scale, one in _shown(data)
+    ]
     rows = zip(figure_rows(data), ranges)
     return [(label, predicted, between, measured, error) for (label, predicted, measured, error), between in rows]
 
 
-def _label(name: str) -> str:
-    if name not in RATES:
-        kind, share, _ = name.split("_")
-        return f"{kind.upper()} {share}, ms"
-    return RATES[name]
-
-
-def _scale(name: str) -> float:
-    return 1.0 if name in RATES else 1e3
+def _shown(data: Mapping[str, Any]) -> Iterator[tuple[str, float, Mapping[str, Any]]]:
+    """Figures of a comparison: what a table calls each, and times what it shows it."""
+    for name, one in data.items():
+        if isinstance(one, Mapping):
+            kind, share, _ = name.rsplit("_", 2)
+            yield (
+                ("output tokens/s", 1.0, one) if kind == "output_tokens" else (f"{kind.upper()} {share}, ms", 1e3, one)
+            )
 
 
 def predict(fleet: Fleet, workload: Workload) -> tuple[tuple[MeasuredRun, ...], float]:

@@ -6,7 +6,6 @@ from penstock.errors import ConfigError
 from penstock.runtime.core.request import Request, SamplingParams
 from penstock.runtime.draft.drafter import Drafter
 from penstock.runtime.draft.ngram import NgramDrafter
-from penstock.runtime.draft.step_cost import StepCost
 from penstock.runtime.draft.suffix import SuffixDrafter
 from penstock.runtime.draft.trial import DraftTrial, try_drafts
 from penstock.runtime.engine.engine import Engine
@@ -27,7 +26,8 @@ def measure_drafts(
     proposals = engine.proposer.proposals
     if proposals is None:
         raise ConfigError("the engine does not speculate; choose --speculate auto")
-    step_s = step_costs(engine, token_ids)
+    take_wrong_drafts(engine, token_ids)
+    step_s = proposals.speculator.cost
     drafters: dict[str, Sequence[Drafter]] = {"ngram": [NgramDrafter()], "suffix": [NgramDrafter(), SuffixDrafter()]}
     drafters |= {drafter.name: [drafter] for drafter in proposals.speculator.drafters if drafter.name == "model"}
     drafters |= {name: [drafter] for name, drafter in (others or {}).items()}
@@ -35,11 +35,8 @@ def measure_drafts(
     return {name: try_drafts(each, token_ids, num_prompt, step_s) for name, each in drafters.items()}
 
 
-def step_costs(engine: Engine, token_ids: Sequence[int]) -> StepCost:
-    """Steps that check so many drafts, all of them wrong: what they take does not depend on that."""
-    proposals = engine.proposer.proposals
-    if proposals is None:
-        raise ConfigError("the engine does not speculate; choose --speculate auto")
+def take_wrong_drafts(engine: Engine, token_ids: Sequence[int]) -> None:
+    """Steps that check so many drafts, all of them wrong: what they take, which is what is learnt, does not depend on that."""
     prompt, wrong = tuple(token_ids[:LEAST_TOKENS]), tuple(token_ids[::-1])
     for number, width in enumerate(WIDTHS):
         params = SamplingParams(temperature=0.0, max_tokens=TOKENS * (1 + width), ignore_eos=True)
@@ -51,4 +48,3 @@ def step_costs(engine: Engine, token_ids: Sequence[int]) -> StepCost:
         engine.cancel(2**40 + number)
         while engine.has_work:
             engine.step()
-    return proposals.speculator.cost

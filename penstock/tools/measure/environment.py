@@ -56,7 +56,7 @@ def look_around(port: int) -> Environment:
     torch = _read_probe(probe)
     return Environment(
         python=sys.version_info[:3],
-        torch_version=_version("torch"),
+        torch_version=version_of("torch"),
         torch_cuda=torch_cuda(torch_folder / "version.py"),
         torch=torch,
         has_native_file=any(ops_folder.glob("_native*.so")),
@@ -169,9 +169,10 @@ def _package_folder(name: str) -> Path:
     return Path(spec.origin).parent if spec is not None and spec.origin else Path("/nonexistent")
 
 
-def _version(name: str) -> str:
+def version_of(package: str) -> str:
+    """Empty where it is not installed."""
     try:
-        return version(name)
+        return version(package)
     except PackageNotFoundError:
         return ""
 

@@ -5,9 +5,8 @@ The same timelines come out as of the simulator: a token counts when the turn of
 
 import os
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from itertools import count
 from pathlib import Path
 from typing import NamedTuple
@@ -27,23 +26,21 @@ class Coming:
     """Requests in order of arrival: the workload's, and later turns, each so long after the answer before it."""
 
     def __init__(self, workload: Workload) -> None:
-        self._first = deque(workload.requests)
+        self._coming = [(one.arrival_s, one.request_id, one) for one in workload.requests]
+        heapify(self._coming)
         self._later = dict(workload.later)
-        self._turns: list[tuple[float, int, Request]] = []
         self._open: dict[int, tuple[Request, list[int]]] = {}
         self._ids = count(FIRST_TURN_ID)
 
     @property
     def next_s(self) -> float | None:
         """When the next one comes that is known of; None while none is."""
-        times = [self._first[0].arrival_s] if self._first else []
-        return min([*times, *(turn[0] for turn in self._turns[:1])], default=None)
+        return self._coming[0][0] if self._coming else None
 
     def take(self, now: float) -> Iterator[Request]:
         """Requests that have come by now."""
-        while (arrival_s := self.next_s) is not None and arrival_s <= now:
-            is_first = bool(self._first) and self._first[0].arrival_s == arrival_s
-            request = self._first.popleft() if is_first else heappop(self._turns)[2]
+        while self._coming and self._coming[0][0] <= now:
+            request = heappop(self._coming)[2]
             if request.request_id in self._later:
                 self._open[request.request_id] = (request, [])
             yield request
@@ -60,7 +57,7 @@ class Coming:
                 following = turn.after(request, answer, next(self._ids), now + turn.think_s)
                 if rest:
                     self._later[following.request_id] = rest
-                heappush(self._turns, (following.arrival_s, following.request_id, following))
+                heappush(self._coming, (following.arrival_s, following.request_id, following))
 
 
 class Served(NamedTuple):

@@ -3,7 +3,6 @@
 import platform
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +16,7 @@ from penstock.runtime.sizing import Sizing
 from penstock.tools.cost.layout import SINGLE, Layout, measured_traffic
 from penstock.tools.cost.measured import MeasuredCost, RankedCost
 from penstock.tools.cost.profile import MAX_PROFILE_BYTES, Profile, read_profile
+from penstock.tools.measure.environment import version_of
 from penstock.tools.measure.this_machine import machine_facts
 from penstock.tools.sim.simulation import Fleet
 
@@ -118,10 +118,5 @@ def _ranks_obstacle(profile: Profile, layout: Layout) -> str | None:
 
 def versions() -> dict[str, str]:
     """Of what computes."""
-    found = {"python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
+    found = {"python": platform.python_version(), **{package: version_of(package) for package in PACKAGES}}
+    return {package: version for package, version in found.items() if version}

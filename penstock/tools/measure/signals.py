@@ -6,7 +6,7 @@ cannot be read is left out.
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,16 @@ SLOW_GOVERNORS = ("powersave", "conservative")
 GOVERNORS = "sys/devices/system/cpu/cpu[0-9]*/cpufreq/scaling_governor"
 LIMITS = {"power": 0x4 | 0x80, "thermal": 0x20 | 0x40, "sync": 0x10}
 """Bits of the reasons for which a GPU's clocks are held down."""
+GAUGES = (
+    ("clock_hertz", "Clock of the multiprocessors", "ClockInfo", (1,), 1e6),
+    ("max_clock_hertz", "Highest clock of the multiprocessors", "MaxClockInfo", (1,), 1e6),
+    ("power_watts", "Power it takes", "PowerUsage", (), 1e-3),
+    ("power_limit_watts", "Power it may take", "EnforcedPowerLimit", (), 1e-3),
+    ("temperature_celsius", "Temperature of the chip", "Temperature", (0,), 1.0),
+    ("pcie_width", "Lanes to the host", "CurrPcieLinkWidth", (), 1.0),
+    ("max_pcie_width", "Lanes that it could have", "MaxPcieLinkWidth", (), 1.0),
+)
+"""Of a GPU: the function that tells each, what it is asked, and times what that is the metric."""
 FIRST_TICKS = 8
 """Columns of /proc/stat: user, nice, system, idle, iowait, irq, softirq, steal."""
 
@@ -42,23 +52,22 @@ class HostSignals:
             if waited_s is not None:
                 help = "Seconds in which own threads were ready and did not run"
                 yield _counted("penstock_host_waiting_seconds", help, waited_s)
-            name, help = "penstock_host_processor_seconds", "Seconds of all processors, by who used them"
-            counter = Counter(name, help)
-            for use, seconds in (
-                ("own", own_s),
-                ("other", max(busy / per_s - own_s, 0.0)),
-                ("stolen", ticks[7] / per_s),
-                ("idle", (ticks[3] + ticks[4]) / per_s),
-            ):
-                counter.add(seconds, (("use", use),))
+            counter = Counter("penstock_host_processor_seconds", "Seconds of all processors, by who used them")
+            counter.add(own_s, (("use", "own"),))
+            counter.add(max(busy / per_s - own_s, 0.0), (("use", "other"),))
+            counter.add(ticks[7] / per_s, (("use", "stolen"),))
+            counter.add((ticks[3] + ticks[4]) / per_s, (("use", "idle"),))
             yield counter
-        governors = [path.read_text().strip() for path in self._glob(GOVERNORS)]
+        governors = [path.read_text().strip() for path in self._root.glob(GOVERNORS)]
         if governors:
             slow = sum(one in SLOW_GOVERNORS for one in governors) / len(governors)
             yield _gauge("penstock_host_slow_governor", "Share of the processors that save power", slow)
-        nodes = len(list(self._glob("sys/devices/system/node/node[0-9]*")))
-        if nodes:
-            yield _gauge("penstock_host_numa_nodes", "Memory nodes of this machine", nodes)
+        if self._num_nodes:
+            yield _gauge("penstock_host_numa_nodes", "Memory nodes of this machine", self._num_nodes)
+
+    @property
+    def _num_nodes(self) -> int:
+        return len(list(self._root.glob("sys/devices/system/node/node[0-9]*")))
 
     def _own_s(self) -> tuple[float, float | None]:
         """Of this process and all that it started: seconds computed, and seconds that threads waited for a processor, where
@@ -68,7 +77,7 @@ class HostSignals:
             fields = self._text(f"proc/{pid}/stat").rpartition(")")[2].split()
             if len(fields) > 13:
                 total += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-            for path in self._glob(f"proc/{pid}/task/*/schedstat"):
+            for path in self._root.glob(f"proc/{pid}/task/*/schedstat"):
                 words = text_of(path).split()
                 waited_ns += [int(words[1])] if len(words) == 3 else []
         return total, sum(waited_ns) / 1e9 if waited_ns else None
@@ -76,29 +85,23 @@ class HostSignals:
     def _limits(self) -> Iterator[Metric]:
         periods = self._group.periods
         if periods is not None:
-            names = ("penstock_host_periods", "penstock_host_throttled_periods")
-            helps = ("Periods in which a container's processor time is counted", "Of those, in which it ran out")
-            for name, help, count in zip(names, helps, periods, strict=True):
-                yield _counted(name, help, count)
+            help = "Periods in which a container's processor time is counted"
+            yield _counted("penstock_host_periods", help, periods[0])
+            yield _counted("penstock_host_throttled_periods", "Of those, in which it ran out", periods[1])
 
     def _memory(self) -> Iterator[Metric]:
         rows = dict(line.split(maxsplit=1) for line in self._text("proc/vmstat").splitlines() if " " in line)
         if "pswpin" in rows:
             pages = int(rows["pswpin"]) + int(rows.get("pswpout", 0))
             yield _counted("penstock_host_swapped_pages", "Pages moved to or from swap", pages)
-        if "numa_other" in rows and len(list(self._glob("sys/devices/system/node/node[0-9]*"))) > 1:
+        if "numa_other" in rows and self._num_nodes > 1:
             for name in ("numa_local", "numa_other"):
-                label = (("where", name.removeprefix("numa_")),)
-                yield _counted(
-                    "penstock_host_numa_pages",
-                    "Pages given, by where they lie",
-                    int(rows[name]),
-                    label,
-                )
+                help, label = "Pages given, by where they lie", (("where", name.removeprefix("numa_")),)
+                yield _counted("penstock_host_numa_pages", help, int(rows[name]), label)
 
     def _energy(self) -> Iterator[Metric]:
         joules = 0.0
-        for path in self._glob("sys/class/powercap/intel-rapl:[0-9]*/energy_uj"):
+        for path in self._root.glob("sys/class/powercap/intel-rapl:[0-9]*/energy_uj"):
             with contextlib.suppress(OSError, ValueError):
                 joules += int(path.read_text()) / 1e6 if path.parent.name.count(":") == 1 else 0.0
         if joules:
@@ -106,9 +109,6 @@ class HostSignals:
 
     def _text(self, name: str) -> str:
         return text_of(self._root / name)
-
-    def _glob(self, pattern: str) -> Iterator[Path]:
-        yield from self._root.glob(pattern)
 
 
 class GpuSignals:
@@ -128,11 +128,7 @@ class GpuSignals:
         found: list[Metric] = []
         for number, handle in enumerate(self._handles):
             labels = (("gpu", str(number)),)
-            found += [
-                _gauge(f"penstock_gpu_{name}", help, value, labels)
-                for name, help, value in self._gauges(handle)
-                if value is not None
-            ]
+            found += [_gauge(f"penstock_gpu_{name}", help, value, labels) for name, help, value in self._gauges(handle)]
             found += self._counters(handle, labels)
         if self._events is not None and self._nvml is not None:
             while self._nvml.next_event(self._events):
@@ -140,41 +136,36 @@ class GpuSignals:
             found.append(_counted("penstock_gpu_xid_errors", "Faults that the driver reported (Xid)", self._num_xids))
         return found
 
-    def _gauges(self, handle: Any) -> Iterator[tuple[str, str, float | None]]:
-        ask = self._ask
-        yield "clock_hertz", "Clock of the multiprocessors", _scaled(ask("DeviceGetClockInfo", handle, 1), 1e6)
-        most = _scaled(ask("DeviceGetMaxClockInfo", handle, 1), 1e6)
-        yield "max_clock_hertz", "Highest clock of the multiprocessors", most
+    def _gauges(self, handle: Any) -> Iterator[tuple[str, str, float]]:
+        for name, help, function, arguments, factor in GAUGES:
+            value = self._ask(f"DeviceGet{function}", handle, *arguments)
+            if value is not None:
+                yield name, help, value * factor
         yield from self._memory(handle)
-        yield "power_watts", "Power it takes", _scaled(ask("DeviceGetPowerUsage", handle), 1e-3)
-        yield "power_limit_watts", "Power it may take", _scaled(ask("DeviceGetEnforcedPowerLimit", handle), 1e-3)
-        yield "temperature_celsius", "Temperature of the chip", ask("DeviceGetTemperature", handle, 0)
-        yield "pcie_width", "Lanes to the host", ask("DeviceGetCurrPcieLinkWidth", handle)
-        yield "max_pcie_width", "Lanes that it could have", ask("DeviceGetMaxPcieLinkWidth", handle)
-        yield "other_bytes", "Memory that other programs hold", self._other_bytes(handle)
-        reasons = ask("DeviceGetCurrentClocksThrottleReasons", handle)
-        for by, bits in LIMITS.items():
-            limited = None if reasons is None else float(bool(int(reasons) & bits))
-            yield f"limited_by_{by}", f"1 while clocks are held down by {by}", limited
+        reasons = self._ask("DeviceGetCurrentClocksThrottleReasons", handle)
+        if reasons is not None:
+            for by, bits in LIMITS.items():
+                yield f"limited_by_{by}", f"1 while clocks are held down by {by}", float(bool(int(reasons) & bits))
 
-    def _memory(self, handle: Any) -> Iterator[tuple[str, str, float | None]]:
-        memory, use, dram = (self._told(name, handle) for name in ("memory", "use", "dram_use"))
-        yield "memory_used_bytes", "Memory in use, by whomever", None if memory is None else float(memory.used)
-        yield "memory_total_bytes", "Memory it has", None if memory is None else float(memory.total)
-        yield "utilisation", "Share of the time in which some kernel ran", None if use is None else use.gpu / 100.0
-        yield (
-            "memory_utilisation",
-            "Share of the time in which memory was read",
-            None if use is None else use.memory / 100.0,
-        )
+    def _memory(self, handle: Any) -> Iterator[tuple[str, str, float]]:
+        memory, use, dram, processes = (self._told(name, handle) for name in ("memory", "use", "dram_use", "processes"))
+        if memory is not None:
+            yield "memory_used_bytes", "Memory in use, by whomever", float(memory.used)
+            yield "memory_total_bytes", "Memory it has", float(memory.total)
+        if use is not None:
+            yield "utilisation", "Share of the time in which some kernel ran", use.gpu / 100.0
+            yield "memory_utilisation", "Share of the time in which memory was read", use.memory / 100.0
+        if processes is not None:
+            own = set(own_processes(Path("/")))
+            others = float(sum(one.used_bytes for one in processes if one.pid not in own))
+            yield "other_bytes", "Memory that other programs hold", others
         clock, bits = self._ask("DeviceGetMaxClockInfo", handle, 2), self._ask("DeviceGetMemoryBusWidth", handle)
-        peak = None if clock is None or bits is None else clock * 1e6 * 2 * bits / 8
-        yield "memory_peak_bytes_per_second", "Bytes a second that its memory could move", peak
-        yield (
-            "memory_bytes_per_second",
-            "Bytes a second that its memory moved since this page was last read",
-            None if dram is None or peak is None else dram * peak,
-        )
+        if clock is not None and bits is not None:
+            peak = clock * 1e6 * 2 * bits / 8
+            yield "memory_peak_bytes_per_second", "Bytes a second that its memory could move", peak
+            if dram is not None:
+                help = "Bytes a second that its memory moved since this page was last read"
+                yield "memory_bytes_per_second", help, dram * peak
 
     def _counters(self, handle: Any, labels: Labels) -> Iterator[Metric]:
         energy = self._ask("DeviceGetTotalEnergyConsumption", handle)
@@ -183,13 +174,6 @@ class GpuSignals:
         errors = self._ask("DeviceGetTotalEccErrors", handle, 1, 0)
         if errors is not None:
             yield _counted("penstock_gpu_ecc_errors", "Memory errors that could not be corrected", errors, labels)
-
-    def _other_bytes(self, handle: Any) -> float | None:
-        processes = self._told("processes", handle)
-        if processes is None:
-            return None
-        own = set(own_processes(Path("/")))
-        return float(sum(one.used_bytes for one in processes if one.pid not in own))
 
     def _ask(self, name: str, *arguments: Any) -> float | None:
         found = self._told("number", name, *arguments)
@@ -202,28 +186,21 @@ class GpuSignals:
             return None
 
 
-def machine_metrics() -> "MachineMetrics":
-    return MachineMetrics(HostSignals(), GpuSignals())
-
-
-class MachineMetrics:
+def machine_metrics() -> Callable[[], list[Metric]]:
     """All of it, and what the machine was measured to reach."""
+    host, gpu, reaches = HostSignals(), GpuSignals(), known_hardware()
 
-    def __init__(self, host: HostSignals, gpu: GpuSignals) -> None:
-        self._host, self._gpu = host, gpu
-        self._reaches = known_hardware()
-
-    def __call__(self) -> list[Metric]:
-        found = [*self._host.metrics(), *self._gpu.metrics()]
-        if self._reaches is not None:
-            ceilings = self._reaches.achievable
+    def read() -> list[Metric]:
+        found = [*host.metrics(), *gpu.metrics()]
+        if reaches is not None:
+            ceilings = reaches.achievable
             flops = max(ceilings.flops.bf16, ceilings.flops.int8, ceilings.flops.fp32)
-            rate = ceilings.bandwidth_bytes_per_s
-            found.append(
-                _gauge("penstock_machine_bytes_per_second", "Bytes a second this machine was measured to read", rate)
-            )
+            rate, help = ceilings.bandwidth_bytes_per_s, "Bytes a second this machine was measured to read"
+            found.append(_gauge("penstock_machine_bytes_per_second", help, rate))
             found.append(_gauge("penstock_machine_flops", "Operations a second it was measured to compute", flops))
         return found
+
+    return read
 
 
 def own_processes(root: Path) -> Iterator[int]:
@@ -236,10 +213,6 @@ def own_processes(root: Path) -> Iterator[int]:
             yield pid
             for path in root.glob(f"proc/{pid}/task/*/children"):
                 pending += map(int, text_of(path).split())
-
-
-def _scaled(value: float | None, factor: float) -> float | None:
-    return None if value is None else value * factor
 
 
 def _gauge(name: str, help: str, value: float, labels: Labels = ()) -> Gauge:

@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from random import Random
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.errors import ConfigError
 from penstock.runtime.core.batch import Batch
@@ -17,12 +17,17 @@ from penstock.runtime.core.request import Request, SamplingParams
 from penstock.runtime.engine.engine import Engine
 from penstock.tools.cost.cost import decode_chunks, plain_chunk
 from penstock.tools.cost.hardware import Ceilings, NumberFormat
-from penstock.tools.cost.parts import PartWork
+from penstock.tools.cost.parts import NO_WORK, PartWork
+
+if TYPE_CHECKING:  # torch: not needed to say what its parts are
+    from penstock.runtime.execution.step_trace import TracedPart
 
 FIRST_ID = 1 << 41
 WARM_UP_STEPS = 4
 MOST_SPANS = 4000
 """Parts of a step that a timeline shows."""
+WHOLE = ("linears", "experts", "attention", "output")
+"""Parts that are all of a step's work together."""
 
 
 class StepShape(NamedTuple):
@@ -78,16 +83,6 @@ class StepProfile:
         return asdict(self) | {"shape": self.shape._asdict()}
 
 
-class TracedSpan(NamedTuple):
-    """As `runtime.execution.step_trace` has it."""
-
-    name: str
-    kind: str
-    start_s: float
-    seconds: float
-    layer: int
-
-
 def drive(engine: Engine, shape: StepShape, vocab_size: int, num_steps: int) -> None:
     """Bring the engine to where its next steps have this shape; `num_steps` follow."""
     limits, random = engine.scheduler.limits, Random(0)
@@ -132,26 +127,26 @@ def end(engine: Engine, shape: StepShape) -> None:
 def profile_of(
     shape: StepShape,
     steps: Sequence[StepTime],
-    spans: Sequence[TracedSpan],
+    spans: "Sequence[TracedPart]",
     work: dict[str, PartWork],
     ceilings: Ceilings,
     number_format: NumberFormat,
 ) -> StepProfile:
     count = max(len(steps), 1)
-    step_s = statistics.median([one.device_s + one.host_s for one in steps]) if steps else 0.0
-    device_s = statistics.median([one.device_s for one in steps]) if steps else 0.0
+    each = [(one.device_s + one.host_s, one.device_s, one.host_s) for one in steps] or [(0.0, 0.0, 0.0)]
+    step_s, device_s, host_s = map(statistics.median, zip(*each, strict=True))
     if all(one.kind != "output" for one in spans):  # a GPU's output product is a kernel like the others
-        work = work | {"linears": work["linears"].plus(work["output"]), "output": PartWork(0.0, 0.0)}
+        work = work | {"linears": work["linears"].plus(work["output"]), "output": NO_WORK}
     rows = _rows({one.kind: one.kind for one in spans}, spans, count, "kind")
     parts = [_beside(row, work.get(row.kind), ceilings, number_format) for row in rows]
     kernels = _rows({one.name: one.kind for one in spans}, spans, count, "name")
-    whole = _whole(work)
+    whole = PartWork(*map(sum, zip(*(work.get(name, NO_WORK) for name in WHOLE), strict=True)))
     return StepProfile(
         shape=shape,
         num_steps=len(steps),
         step_s=step_s,
         device_s=device_s,
-        host_s=statistics.median([one.host_s for one in steps]) if steps else 0.0,
+        host_s=host_s,
         parts=tuple(parts),
         kernels=tuple(kernels),
         floor_s=whole.floor_s(ceilings, number_format),
@@ -160,14 +155,7 @@ def profile_of(
     )
 
 
-def _whole(work: dict[str, PartWork]) -> PartWork:
-    total = PartWork(0.0, 0.0)
-    for name in ("linears", "experts", "attention", "output"):
-        total = total.plus(work.get(name, PartWork(0.0, 0.0)))
-    return total
-
-
-def _rows(kinds: dict[str, str], spans: Sequence[TracedSpan], count: int, by: str) -> list[PartRow]:
+def _rows(kinds: dict[str, str], spans: "Sequence[TracedPart]", count: int, by: str) -> list[PartRow]:
     total = sum(one.seconds for one in spans) or 1e-12
     found = []
     for name, kind in kinds.items():
@@ -187,7 +175,7 @@ def _beside(row: PartRow, work: PartWork | None, ceilings: Ceilings, number_form
     )
 
 
-def timeline(spans: Sequence[TracedSpan], num_steps: int) -> list[TracedSpan]:
+def timeline(spans: "Sequence[TracedPart]", num_steps: int) -> "list[TracedPart]":
     """Parts of one step in order, from its begin: of the steps watched, one in the middle."""
     ordered = sorted(spans, key=lambda one: one.start_s)
     size = len(ordered) // max(num_steps, 1)
@@ -196,7 +184,7 @@ def timeline(spans: Sequence[TracedSpan], num_steps: int) -> list[TracedSpan]:
     return [one._replace(start_s=one.start_s - step[0].start_s) for one in step]
 
 
-def chrome_trace(spans: Sequence[TracedSpan], name: str) -> dict[str, Any]:
+def chrome_trace(spans: "Sequence[TracedPart]", name: str) -> dict[str, Any]:
     """For chrome://tracing and Perfetto: a row of parts, and above it the layers they belong to."""
     events: list[dict[str, Any]] = [
         {"ph": "M", "name": "process_name", "pid": 1, "args": {"name": name}},

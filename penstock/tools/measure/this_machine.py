@@ -67,7 +67,7 @@ def parts_of(hardware: Hardware, most: int) -> tuple[Hardware, ...]:
 
 
 def all_reduce_path(facts: dict[str, Any]) -> Path:
-    return cache_folder() / "machines" / f"{fingerprint(facts)}.all-reduce.json"
+    return _path(facts).with_suffix(".all-reduce.json")
 
 
 def _linked(hardware: Hardware, facts: dict[str, Any]) -> Hardware:

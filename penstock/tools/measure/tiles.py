@@ -17,7 +17,7 @@ def tiles_path(device: str) -> Path:
 
 
 def read_tiles(path: Path) -> list[TileRow]:
-    """None where there is no such file, or not one that can be used: the built-in tiles are then taken."""
+    """Empty where there is no such file, or not one that can be used: the built-in tiles are then taken."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         if data["penstock_tiles"] != TILES_VERSION:

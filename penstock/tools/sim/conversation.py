@@ -3,7 +3,8 @@
 Receives deltas before the timelines do. It knows neither replicas nor schedulers.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import count
 
 from penstock.metrics.timeline import Timelines, outcome_of
@@ -17,45 +18,38 @@ FIRST_ID = 10**12
 """Of later turns: no workload numbers its requests so far."""
 
 
+@dataclass(slots=True)
 class Conversations:
     """A ledger that calls `ask` with each later turn at its time. A turn that is refused or fails ends its conversation."""
 
-    def __init__(
-        self,
-        later: Mapping[int, Sequence[FollowUp]],
-        timelines: Timelines,
-        events: EventQueue,
-        ask: Callable[[Request, float], None],
-    ) -> None:
-        self.gaps = timelines.gaps
-        self._later = later
-        self._timelines = timelines
-        self._events = events
-        self._ask = ask
-        self._ids = count(FIRST_ID)
-        self._open: dict[int, tuple[Request, Sequence[FollowUp]]] = {}
-        self._num_thinking = 0
+    later: Mapping[int, Sequence[FollowUp]]
+    timelines: Timelines
+    events: EventQueue
+    ask: Callable[[Request, float], None]
+    _ids: Iterator[int] = field(default_factory=lambda: count(FIRST_ID))
+    _open: dict[int, tuple[Request, Sequence[FollowUp]]] = field(default_factory=dict)
+    _num_thinking: int = 0
 
     def has_more(self) -> bool:
         """Whether later turns are still to come."""
         return bool(self._num_thinking or self._open)
 
     def begin(self, request: Request) -> None:
-        if request.request_id in self._later:
-            self._open[request.request_id] = (request, self._later[request.request_id])
+        if request.request_id in self.later:
+            self._open[request.request_id] = (request, self.later[request.request_id])
 
     def refuse(self, request_id: int, now: float) -> None:
         self._open.pop(request_id, None)
-        self._timelines.refuse(request_id, now)
+        self.timelines.refuse(request_id, now)
 
     def observe(self, deltas: Sequence[Delta], now: float) -> None:
-        self._timelines.observe(deltas, now)
+        self.timelines.observe(deltas, now)
         for delta in deltas:
             if delta.finish is not None:
                 self._end(delta, now)
 
     def observe_run(self, delta: Delta, times: Sequence[float]) -> None:
-        self._timelines.observe_run(delta, times)
+        self.timelines.observe_run(delta, times)
         if delta.finish is not None:
             self._end(delta, times[-1])
 
@@ -71,7 +65,7 @@ class Conversations:
             self._num_thinking -= 1
             if rest:
                 self._open[following.request_id] = (following, rest)
-            self._ask(following, at_s)
+            self.ask(following, at_s)
 
         self._num_thinking += 1
-        self._events.post(now + turn.think_s, go_on)
+        self.events.post(now + turn.think_s, go_on)

@@ -15,17 +15,16 @@ counted for fairness), all runs are cut at the step under way and the scheduler 
 """
 
 from bisect import bisect_left
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import accumulate
 from operator import attrgetter
 from typing import NamedTuple
 
 from penstock.runtime.core.batch import Arrival, Batch, Chunk, StepOutput, make
-from penstock.tools.cost.cost import Cost, Summing
-from penstock.tools.sim.clock import EventQueue
-from penstock.tools.sim.replica import TOKEN, Ledger, Replica
+from penstock.tools.cost.cost import Summing
+from penstock.tools.sim.replica import TOKEN, Replica
 from penstock.tools.sim.runs import RunScheduler, num_run_steps
-from penstock.tools.sim.tracing import SimulationTracer
 
 MAX_STRETCH = 64
 """Steps computed at once: an arrival wastes those after it."""
@@ -47,67 +46,58 @@ class FastForward(NamedTuple):
     batch: Batch
 
 
+@dataclass(slots=True, eq=False)
 class FastForwardReplica(Replica):
-    """Same results as `Replica` at depth 1 without drafts, faster. `settles`: service is counted while sequences
-    fast-forward."""
+    """Same results as `Replica` at depth 1 without drafts, faster."""
 
     scheduler: RunScheduler
+    settles: bool = False
+    """Service is counted while sequences fast-forward."""
+    _summing: Summing | None = None
+    _abounds: bool = False
+    """Blocks reserved early up to an answer's length are hardly ever missed."""
+    _runs: dict[int, FastForward] = field(default_factory=dict)
+    """By row."""
+    _due: list[FastForward] = field(default_factory=list)
+    _prompts: list[Batch] = field(default_factory=list)
+    """Of the step under way."""
+    _num_prompt_tokens: int = 0
+    """Of those."""
+    _num_positions: int = 0
+    """Positions that the next step of all that fast-forward reads, their new ones included."""
+    _orders: dict[int, int] = field(default_factory=dict)
+    _finals: dict[int, int] = field(default_factory=dict)
+    """Of the sequence in each row, the length at which it ends; 0 where its tokens must be reported one by one."""
+    _num_entered: int = 0
+    _num_unused: int = 0
+    """Positions reserved by runs and not reached yet."""
+    _step: int = 0
+    _start_s: float = 0.0
+    _ends: list[float] = field(default_factory=list)
+    """Of the steps under way; constant members, so that only the lengths grow."""
+    _num_fresh: int = 0
+    """Runs that start with the first of them."""
+    _past_ends: list[float] = field(default_factory=list)
+    _max_ends: int = _MIN_ENDS
+    _past_base: int = 0
+    """Step after which the first of the past ends came."""
 
-    def __init__(
-        self,
-        name: str,
-        scheduler: RunScheduler,
-        cost: Cost,
-        events: EventQueue,
-        ledger: Ledger,
-        *,
-        joins: bool = True,
-        settles: bool = False,
-        tracer: SimulationTracer | None = None,
-        seed: int = 0,
-    ) -> None:
-        super().__init__(name, scheduler, cost, events, ledger, joins=joins, tracer=tracer, seed=seed)
-        self._settles = settles
-        self._summing = cost if isinstance(cost, Summing) and cost.is_summing else None
-        limits = scheduler.limits
+    def __post_init__(self) -> None:
+        Replica.__post_init__(self)
+        limits = self.scheduler.limits
+        self._summing = self.cost if isinstance(self.cost, Summing) and self.cost.is_summing else None
         self._abounds = limits.num_blocks >= _MANY_BLOCKS * limits.max_sequences
-        """Blocks reserved early up to an answer's length are hardly ever missed."""
-        self._runs: dict[int, FastForward] = {}
-        """By row."""
-        self._due: list[FastForward] = []
-        self._prompts: list[Batch] = []
-        """Of the step under way."""
-        self._num_prompt_tokens = 0
-        """Of those."""
-        self._num_positions = 0
-        """Positions that the next step of all that fast-forward reads, their new ones included."""
-        self._orders: dict[int, int] = {}
-        self._finals: dict[int, int] = {}
-        """Of the sequence in each row, the length at which it ends; 0 where its tokens must be reported one by one."""
-        self._num_entered = 0
-        self._num_unused = 0
-        """Positions reserved by runs and not reached yet."""
-        self._step = 0
-        self._start_s = 0.0
-        self._ends: list[float] = []
-        """Of the steps under way; constant members, so that only the lengths grow."""
-        self._num_fresh = 0
-        """Runs that start with the first of them."""
-        self._past_ends: list[float] = []
-        self._max_ends = _MIN_ENDS
-        self._past_base = 0
-        """Step after which the first of the past ends came."""
 
     def _look(self, now: float) -> None:
         """An idle loop starts; steps in flight end with the one being computed."""
         ends = self._ends
         if not ends:
-            self._events.post(now, self._wake)
+            self.events.post(now, self._wake)
             return
         num_steps = bisect_left(ends, now) + 1
         if num_steps < len(ends):
             del ends[num_steps:]
-            self._events.post(ends[-1], self._complete)
+            self.events.post(ends[-1], self._complete)
 
     def _wake(self, now: float) -> None:
         if not self._ends:
@@ -122,7 +112,7 @@ class FastForwardReplica(Replica):
             self._take_in(now)
         expired = scheduler.expire(now)
         if expired:
-            self._ledger.observe(expired, now)
+            self.ledger.observe(expired, now)
         if scheduler.num_running > len(self._runs) or scheduler.num_waiting:
             batch = scheduler.schedule(now)
             if batch is not None:
@@ -172,7 +162,7 @@ class FastForwardReplica(Replica):
             num_steps = min(due[0].due_step - self._step, MAX_STRETCH)
         self._start_s = now
         _, *self._ends = accumulate(self._durations(num_steps), initial=now)
-        self._events.post(self._ends[-1], self._complete)
+        self.events.post(self._ends[-1], self._complete)
 
     def _durations(self, num_steps: int) -> list[float]:
         prompts = [part.chunks[0] for part in self._prompts]
@@ -214,8 +204,8 @@ class FastForwardReplica(Replica):
             for begun_s, end_s in zip([self._start_s, *ends], ends):
                 mixed.note(num_singles, num_runs + num_prompt_tokens, end_s - begun_s)
         self._past_ends.extend(ends)
-        if self._tracer is not None:
-            self._tracer.steps(self.name, self._start_s, now, num_steps, num_runs + len(prompts), num_prompt_tokens)
+        if self.tracer is not None:
+            self.tracer.steps(self.name, self._start_s, now, num_steps, num_runs + len(prompts), num_prompt_tokens)
         due = self._due
         returning: list[FastForward] = []
         while due and due[0].due_step <= self._step:
@@ -230,12 +220,11 @@ class FastForwardReplica(Replica):
 
     def _count_gaps(self, ends: list[float], num_runs: int) -> None:
         """Between the tokens of those that fast-forwarded before; a fresh run's first gap is told when it is committed."""
-        gaps = self._ledger.gaps
         num_before = num_runs - self._num_fresh
         if num_before:
-            gaps.add(ends[0] - self._start_s, num_before)
+            self.gaps.add(ends[0] - self._start_s, num_before)
         if num_runs and len(ends) > 1:
-            gaps.add_gaps(ends, num_runs)
+            self.gaps.add_gaps(ends, num_runs)
         self._num_fresh = 0
 
     # Coming back
@@ -265,7 +254,7 @@ class FastForwardReplica(Replica):
                 num_steps = self._steps_alone(chunk.row, chunk.end, far, near)
                 far -= num_steps // limits.block_size
             deltas = scheduler.commit_run(part, StepOutput((drawn,)), now, num_steps)
-            self._ledger.observe(deltas, now)
+            self.ledger.observe(deltas, now)
 
     def _commit_run(self, run: FastForward, far: int, near: int, now: float) -> int:
         """Returns how many blocks were promised to its next run."""
@@ -279,7 +268,7 @@ class FastForwardReplica(Replica):
         self._num_positions -= start + count + 1
         self._num_unused -= chunk.length - count
         for delta in deltas:
-            self._ledger.observe_run(delta, self._past_ends[run.first_step - self._past_base :])
+            self.ledger.observe_run(delta, self._past_ends[run.first_step - self._past_base :])
         return num_steps // self.scheduler.limits.block_size
 
     def _steps_alone(self, row: int, start: int, far: int, near: int) -> int:
@@ -295,7 +284,7 @@ class FastForwardReplica(Replica):
     # Seeing everybody
 
     def _must_settle(self, now: float) -> bool:
-        if self._settles and (self._inbox or self.scheduler.num_waiting or self.scheduler.roster.behind):
+        if self.settles and (self._inbox or self.scheduler.num_waiting or self.scheduler.roster.behind):
             return True
         wake_s = self.scheduler.wake_s
         return wake_s is not None and wake_s <= now

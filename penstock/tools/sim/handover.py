@@ -5,7 +5,7 @@ other, and a decode replica continues: its scheduler finds the prompt's full blo
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from penstock.errors import ConfigError
 from penstock.runtime.core.batch import Delta, FinishReason
@@ -14,9 +14,7 @@ from penstock.service.router.handover import PromptSite, Transfer, judge_handove
 from penstock.tools.cost.hardware import Link
 from penstock.tools.sim.clock import EventQueue
 from penstock.tools.sim.pool import Pool
-from penstock.tools.sim.replica import Ledger
-
-_TOKEN = 0
+from penstock.tools.sim.replica import TOKEN, Ledger
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +44,8 @@ class Disaggregation:
         """By the router's own rule, told what routers know: who is least busy, the pace at which prompts were computed, and
         `waiting_s`, until the link has carried what it has."""
         num_tokens = len(request.prompt)
-        busy_s = sum(member.replica.busy_s for member in prefill.members)
-        num_computed = sum(member.replica.num_computed_tokens for member in prefill.members)
+        busy_s = sum(replica.busy_s for replica in prefill.members)
+        num_computed = sum(replica.num_computed_tokens for replica in prefill.members)
         token_s = busy_s / num_computed if num_computed else 0.0
         here, there = decode.least_busy, prefill.least_busy
         verdict = judge_handover(
@@ -61,47 +59,19 @@ class Disaggregation:
         return verdict.is_moved
 
 
-class Arrived:
-    """Before the timelines of decode replicas: a prompt that came over the link was not cached, it was computed."""
-
-    def __init__(self, timelines: Ledger, is_moved: Callable[[int], bool]) -> None:
-        self.gaps = timelines.gaps
-        self._timelines = timelines
-        self._is_moved = is_moved
-
-    def refuse(self, request_id: int, now: float) -> None:
-        self._timelines.refuse(request_id, now)
-
-    def observe(self, deltas: Sequence[Delta], now: float) -> None:
-        self._timelines.observe([self._bare(delta) for delta in deltas], now)
-
-    def observe_run(self, delta: Delta, times: Sequence[float]) -> None:
-        self._timelines.observe_run(self._bare(delta), times)
-
-    def _bare(self, delta: Delta) -> Delta:
-        return delta._replace(prefix=None) if delta.prefix and self._is_moved(delta.request_id) else delta
-
-
+@dataclass(slots=True)
 class Handover:
     """Before the timelines of one prefill replica: a first token is not the end but the start of a transfer."""
 
-    def __init__(
-        self,
-        split: Disaggregation,
-        timelines: Ledger,
-        events: EventQueue,
-        go_on: Callable[[Request, float], None],
-    ) -> None:
-        self.gaps = timelines.gaps
-        self.num_transfers = 0
-        self.transfer_s = 0.0
-        """Of all transfers, their waits for the link included."""
-        self._split = split
-        self._timelines = timelines
-        self._events = events
-        self._go_on = go_on
-        self._requests: dict[int, Request] = {}
-        self._free_s = 0.0
+    split: Disaggregation
+    timelines: Ledger
+    events: EventQueue
+    go_on: Callable[[Request, float], None]
+    num_transfers: int = 0
+    transfer_s: float = 0.0
+    """Of all transfers, their waits for the link included."""
+    _requests: dict[int, Request] = field(default_factory=dict)
+    _free_s: float = 0.0
 
     def waiting_s(self, now: float) -> float:
         """Until its link is free."""
@@ -114,7 +84,7 @@ class Handover:
 
     def refuse(self, request_id: int, now: float) -> None:
         self._requests.pop(request_id, None)
-        self._timelines.refuse(request_id, now)
+        self.timelines.refuse(request_id, now)
 
     def observe(self, deltas: Sequence[Delta], now: float) -> None:
         for delta in deltas:
@@ -122,14 +92,14 @@ class Handover:
             if request is not None and delta.finish is not None and delta.finish.reason is FinishReason.LENGTH:
                 delta = delta._replace(finish=None)
                 self._send(request, now)
-            self._timelines.observe((delta,), now)
+            self.timelines.observe((delta,), now)
 
     def observe_run(self, delta: Delta, times: Sequence[float]) -> None:
         self.observe((delta,), times[-1])
 
     def _send(self, request: Request, now: float) -> None:
-        link = self._split.link
-        duration_s = len(request.prompt) * self._split.kv_bytes_per_token / link.bandwidth_bytes_per_s
+        link = self.split.link
+        duration_s = len(request.prompt) * self.split.kv_bytes_per_token / link.bandwidth_bytes_per_s
         self._free_s = max(now, self._free_s) + duration_s
         end_s = self._free_s + link.latency_s
         self.num_transfers += 1
@@ -137,7 +107,7 @@ class Handover:
         wanted = request.params.max_tokens
         rest = replace(
             request,
-            prompt=(*request.prompt, _TOKEN),
+            prompt=(*request.prompt, TOKEN),
             params=replace(request.params, max_tokens=wanted - 1 if wanted else None, min_tokens=0),
         )
-        self._events.post(end_s, lambda at_s: self._go_on(rest, at_s))
+        self.events.post(end_s, lambda at_s: self.go_on(rest, at_s))

@@ -1,5 +1,6 @@
 """How busy a replica was over time: exact averages, why requests waited, and a curve of bounded length."""
 
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from penstock.runtime.core.batch import make
@@ -18,27 +19,29 @@ class HistorySample(NamedTuple):
     kv_usage_fraction: float
 
 
+EMPTY = HistorySample(0.0, 0, 0, 0.0)
+
+
+@dataclass(slots=True)
 class History:
     """Samples no closer than a spacing that doubles whenever there are too many; averages weigh every moment equally."""
 
-    def __init__(self, limits: Limits | None = None, *, joins: bool = True) -> None:
-        self.samples: list[HistorySample] = []
-        self.max_waiting = 0
-        self.max_kv_usage_fraction = 0.0
-        self.waiting_for_rows_s = 0.0
-        """Requests waited while the most sequences ran."""
-        self.waiting_for_blocks_s = 0.0
-        """Requests waited while rows were free and the step had budget left."""
-        self.waiting_for_turn_s = 0.0
-        """Requests waited for a step's budget, or for a batch to end."""
-        self._limits = limits
-        self._joins = joins
-        self._is_step_full = False
-        self._spacing_s = 0.0
-        self._last = HistorySample(0.0, 0, 0, 0.0)
-        self._running_seconds = 0.0
-        self._waiting_seconds = 0.0
-        self._kv_seconds = 0.0
+    limits: Limits | None = None
+    joins: bool = True
+    samples: list[HistorySample] = field(default_factory=list)
+    max_waiting: int = 0
+    max_kv_usage_fraction: float = 0.0
+    waiting_for_rows_s: float = 0.0
+    """Requests waited while the most sequences ran."""
+    waiting_for_blocks_s: float = 0.0
+    """Requests waited while rows were free and the step had budget left."""
+    waiting_for_turn_s: float = 0.0
+    """Requests waited for a step's budget, or for a batch to end."""
+    _is_step_full: bool = False
+    _spacing_s: float = 0.0
+    _last: HistorySample = EMPTY
+    _seconds: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
+    """Of running and waiting requests, and of KV in use."""
 
     def add(
         self, load: SchedulerLoad, now: float, kv_usage_fraction: float | None = None, *, is_step_full: bool = False
@@ -48,9 +51,10 @@ class History:
         last = self._last
         elapsed = now - last.time_s
         if elapsed > 0.0:
-            self._running_seconds += elapsed * last.num_running
-            self._waiting_seconds += elapsed * last.num_waiting
-            self._kv_seconds += elapsed * last.kv_usage_fraction
+            seconds = self._seconds
+            seconds[0] += elapsed * last.num_running
+            seconds[1] += elapsed * last.num_waiting
+            seconds[2] += elapsed * last.kv_usage_fraction
             if last.num_waiting:
                 self._blame(last, elapsed)
         self._is_step_full = is_step_full
@@ -62,26 +66,19 @@ class History:
         if not self.samples or now - self.samples[-1].time_s >= self._spacing_s:
             self.samples.append(sample)
             if len(self.samples) > MAX_SAMPLES:
-                self._thin()
+                self.samples = self.samples[::2]
+                self._spacing_s = 2.0 * (self.samples[-1].time_s - self.samples[0].time_s) / len(self.samples)
 
-    def mean_running(self, duration_s: float) -> float:
-        return self._running_seconds / duration_s if duration_s > 0.0 else 0.0
-
-    def mean_waiting(self, duration_s: float) -> float:
-        return self._waiting_seconds / duration_s if duration_s > 0.0 else 0.0
-
-    def mean_kv_usage_fraction(self, duration_s: float) -> float:
-        return self._kv_seconds / duration_s if duration_s > 0.0 else 0.0
+    def means(self, duration_s: float) -> tuple[float, float, float]:
+        """Requests that ran and that waited, and the share of the KV cache in use, on average."""
+        running, waiting, usage = (seconds / duration_s if duration_s > 0.0 else 0.0 for seconds in self._seconds)
+        return running, waiting, usage
 
     def _blame(self, state: HistorySample, elapsed: float) -> None:
-        is_whole = not self._joins
-        if not is_whole and self._limits is not None and state.num_running >= self._limits.max_sequences:
+        is_whole = not self.joins
+        if not is_whole and self.limits is not None and state.num_running >= self.limits.max_sequences:
             self.waiting_for_rows_s += elapsed
         elif is_whole or self._is_step_full:
             self.waiting_for_turn_s += elapsed
         else:
             self.waiting_for_blocks_s += elapsed
-
-    def _thin(self) -> None:
-        self.samples = self.samples[::2]
-        self._spacing_s = 2.0 * (self.samples[-1].time_s - self.samples[0].time_s) / len(self.samples)

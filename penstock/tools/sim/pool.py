@@ -3,7 +3,7 @@ are."""
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from penstock.runtime.core.prefix import Namespace, block_hash, packed
 from penstock.runtime.core.request import Request
@@ -16,59 +16,39 @@ MakeReplica = Callable[[str], Replica]
 
 
 @dataclass(slots=True)
-class Member:
-    """A replica's time in a pool."""
-
-    replica: Replica
-    ordered_s: float
-    stopped_s: float | None = None
-    is_started: bool = True
-    """It has started; whether it takes requests it says itself."""
-
-    def seconds(self, end_s: float) -> float:
-        return (end_s if self.stopped_s is None else self.stopped_s) - self.ordered_s
-
-
 class Pool:
-    def __init__(
-        self,
-        kind: str,
-        make: MakeReplica,
-        policy: Policy,
-        events: EventQueue,
-        *,
-        num_replicas: int,
-        max_pending: int | None = None,
-        scaling: Scaling | None = None,
-        refuse: Callable[[Request, float], None],
-        prepare: Callable[[Replica, Request], Request] | None = None,
-    ) -> None:
-        """`prepare` gives the request that a chosen replica serves in place of the original."""
-        self.members: list[Member] = []
-        self.num_starts = 0
-        self.num_stops = 0
-        self.has_more: Callable[[], bool] = lambda: True
-        """More requests may arrive."""
-        self._kind = kind
-        self._make = make
-        self._policy = policy
-        self._events = events
-        self._max_pending = max_pending
-        self._refuse = refuse
-        self._prepare = prepare
-        self._queue: deque[tuple[Request, bool]] = deque()
-        """Requests that wait for a replica to start."""
-        self._num_calls = 0
-        self._live: list[Replica] = []
-        self._scaling = scaling
-        self._busy_s = 0.0
-        self._served, self._trend = ServedRate(), ArrivalTrend()
-        for _ in range(scaling.min_replicas if scaling else num_replicas):
+    kind: str
+    make: MakeReplica
+    policy: Policy
+    events: EventQueue
+    refuse: Callable[[Request, float], None]
+    num_replicas: int
+    max_pending: int | None = None
+    scaling: Scaling | None = None
+    prepare: Callable[[Replica, Request], Request] | None = None
+    """Gives the request that a chosen replica serves in place of the original."""
+    members: list[Replica] = field(default_factory=list)
+    """All that ever were."""
+    num_starts: int = 0
+    num_stops: int = 0
+    has_more: Callable[[], bool] = lambda: True
+    """More requests may arrive."""
+    _queue: deque[tuple[Request, bool]] = field(default_factory=deque)
+    """Requests that wait for a replica to start."""
+    _num_calls: int = 0
+    _live: list[Replica] = field(default_factory=list)
+    _busy_s: float = 0.0
+    _scaler: Scaler | None = None
+    _served: ServedRate = field(default_factory=ServedRate)
+    _trend: ArrivalTrend = field(default_factory=ArrivalTrend)
+
+    def __post_init__(self) -> None:
+        for _ in range(self.scaling.min_replicas if self.scaling else self.num_replicas):
             self._start(0.0, 0.0)
         self.num_starts = 0
-        if scaling:
-            self._scaler = Scaler(scaling)
-            events.post(scaling.interval_s, self._review)
+        if self.scaling:
+            self._scaler = Scaler(self.scaling)
+            self.events.post(self.scaling.interval_s, self._review)
 
     @property
     def num_pending(self) -> int:
@@ -87,19 +67,19 @@ class Pool:
             self._queue.append((request, is_moved))
             return
         views = [replica.last_view or replica.view for replica in live]
-        if self._max_pending is not None:
-            views = [view if view.num_pending < self._max_pending else view._replace(is_ready=False) for view in views]
+        if self.max_pending is not None:
+            views = [view if view.num_pending < self.max_pending else view._replace(is_ready=False) for view in views]
             if not any(view.is_ready for view in views):
-                self._refuse(request, now)
+                self.refuse(request, now)
                 return
-        hashes = self._hashes(request, live[0].scheduler.limits.block_size) if self._policy.reads_hashes else ()
-        choice = self._policy.choose(
+        hashes = self._hashes(request, live[0].scheduler.limits.block_size) if self.policy.reads_hashes else ()
+        choice = self.policy.choose(
             RoutedCall(self._num_calls, request.session or request.tenant, hashes, len(request.prompt)), views
         )
         self._num_calls += 1
         chosen = live[choice.replica]
-        if self._prepare is not None:
-            request = self._prepare(chosen, request)
+        if self.prepare is not None:
+            request = self.prepare(chosen, request)
         if is_moved:
             chosen.take_over(request, now)
         else:
@@ -116,45 +96,43 @@ class Pool:
     # How many
 
     def _start(self, now: float, ready_s: float) -> None:
-        replica = self._make(f"{self._kind} {len(self.members)}")
-        member = Member(replica, now, is_started=ready_s <= now)
-        self.members.append(member)
+        replica = self.make(f"{self.kind} {len(self.members)}")
+        replica.ordered_s, replica.is_started = now, ready_s <= now
+        self.members.append(replica)
         self._live.append(replica)
         self.num_starts += 1
-        if not member.is_started:
+        if not replica.is_started:
             replica.set_ready(False)
-            self._events.post(ready_s, lambda at_s: self._come_up(member, at_s))
+            self.events.post(ready_s, lambda at_s: self._come_up(replica, at_s))
 
-    def _come_up(self, member: Member, now: float) -> None:
-        member.is_started = True
-        if member.stopped_s is None:
-            member.replica.set_ready(True)
+    def _come_up(self, replica: Replica, now: float) -> None:
+        replica.is_started = True
+        if replica.stopped_s is None:
+            replica.set_ready(True)
             queue, self._queue = self._queue, deque()
             for request, is_moved in queue:
                 self.submit(request, now, is_moved=is_moved)
 
     def _review(self, now: float) -> None:
         """Check whether there are too few replicas or too many."""
-        scaling = self._scaling
-        if scaling is None:
+        scaling, scaler = self.scaling, self._scaler
+        if scaling is None or scaler is None:
             return
         self._stop_drained(now)
-        wanted_ones = [
-            one for one in self.members if one.stopped_s is None and (one.replica.is_ready or not one.is_started)
-        ]
-        busy_s = sum(member.replica.busy_s for member in self.members)
+        wanted_ones = [one for one in self._live if one.is_ready or not one.is_started]
+        busy_s = sum(replica.busy_s for replica in self.members)
         busy_fraction = (busy_s - self._busy_s) / scaling.interval_s / max(1, len(wanted_ones))
         self._busy_s = busy_s
         pressure = self._pressure(now)
-        wanted = self._scaler.wanted(len(wanted_ones), self.num_pending, min(1.0, busy_fraction), now, pressure)
+        wanted = scaler.wanted(len(wanted_ones), self.num_pending, min(1.0, busy_fraction), now, pressure)
         for _ in range(wanted - len(wanted_ones)):
             self._start(now, now + scaling.cold_start_s)
         if wanted < len(wanted_ones):
-            wanted_ones[-1].replica.set_ready(False)
+            wanted_ones[-1].set_ready(False)
             wanted_ones[-1].is_started = True
             self._stop_drained(now)
         if self.has_more() or self.num_pending:
-            self._events.post(now + scaling.interval_s, self._review)
+            self.events.post(now + scaling.interval_s, self._review)
 
     def _pressure(self, now: float) -> Pressure:
         views = [replica.view for replica in self._live]
@@ -174,10 +152,8 @@ class Pool:
         )
 
     def _stop_drained(self, now: float) -> None:
-        for member in self.members:
-            replica = member.replica
-            if member.stopped_s is None and member.is_started and not replica.is_ready and not replica.num_pending:
-                member.stopped_s = now
+        for replica in self._live:
+            if replica.is_started and not replica.is_ready and not replica.num_pending:
+                replica.stopped_s = now
                 self.num_stops += 1
-        stopped = {id(member.replica) for member in self.members if member.stopped_s is not None}
-        self._live = [replica for replica in self._live if id(replica) not in stopped]
+        self._live = [replica for replica in self._live if replica.stopped_s is None]

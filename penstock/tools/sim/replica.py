@@ -7,6 +7,7 @@ step by step; `fast_forward.FastForwardReplica` gives the same results with less
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from penstock.errors import CapacityError, RequestError
@@ -33,8 +34,6 @@ TOKEN = ANSWERED
 class Ledger(Protocol):
     """Receives what happens to requests: `metrics.timeline.Timelines`, or one in front of it."""
 
-    gaps: Histogram
-
     def refuse(self, request_id: int, now: float) -> None: ...
 
     def observe(self, deltas: Sequence[Delta], now: float) -> None: ...
@@ -50,69 +49,62 @@ class StepInFlight(NamedTuple):
     end_s: float
 
 
+@dataclass(slots=True, eq=False)
 class Replica:
     """`depth` is the engine's: steps launched before the oldest is awaited. `joins` says that batches admit newcomers;
     `seed` draws when the machine has slow moments."""
 
-    def __init__(
-        self,
-        name: str,
-        scheduler: Scheduler,
-        cost: Cost,
-        events: EventQueue,
-        ledger: Ledger,
-        *,
-        depth: int = 1,
-        joins: bool = True,
-        speculation: Speculation | None = None,
-        step_size: StepSize | None = None,
-        tracer: SimulationTracer | None = None,
-        seed: int = 0,
-    ) -> None:
-        self.name = name
-        self.scheduler = scheduler
-        self.history = History(scheduler.limits, joins=joins)
-        self.num_requests = 0
-        self.num_steps = 0
-        self.num_computed_tokens = 0
-        self.num_prompt_tokens = 0
-        """Of sequences admitted, once for every epoch."""
-        self.num_cached_tokens = 0
-        """Of those, what the prefix cache gave."""
-        self.busy_s = 0.0
-        self.is_ready = True
-        self.num_lost_transfers = 0
-        """Prompts whose KV arrived and found no room."""
-        self.cost = cost
-        self._time_varying = (
-            cost if isinstance(cost, TimeVaryingCost) and (cost.cooling is not None or cost.slowdowns) else None
-        )
-        self._warmth: Warmth | None = None
-        if self._time_varying is not None:
-            slowdown_trace = (
-                SlowdownTrace(self._time_varying.slowdowns, f"{seed} weather {name}")
-                if self._time_varying.slowdowns
-                else None
-            )
-            self._warmth = Warmth(self._time_varying.cooling, slowdown_trace)
-        self.speculation = speculation
-        self._step_size = step_size
-        self._events = events
-        self._ledger = ledger
-        self._depth = depth
-        self._tracer = tracer
-        self.shelf: AdapterShelf | None = None
-        """Where adapters lie, where requests ask for some."""
-        self._num_held = 0
-        """Requests that wait for their adapter."""
-        self._inbox: list[Request] = []
-        self._flights: deque[StepInFlight] = deque()
-        self.last_view: ReplicaView | None = None
-        """What `view` gave last, while it is still true."""
-        self._num_step_tokens = 0
-        """Of the step launched last."""
-        self._alarm_s: float | None = None
-        """When the loop wakes although nothing happens."""
+    name: str
+    scheduler: Scheduler
+    cost: Cost
+    events: EventQueue
+    ledger: Ledger
+    gaps: Histogram
+    """Between tokens: of those that the ledger is not told one by one."""
+    depth: int = 1
+    joins: bool = True
+    speculation: Speculation | None = None
+    step_size: StepSize | None = None
+    tracer: SimulationTracer | None = None
+    seed: int = 0
+    history: History = field(init=False)
+    shelf: AdapterShelf | None = None
+    """Where adapters lie, where requests ask for some."""
+    num_requests: int = 0
+    num_steps: int = 0
+    num_computed_tokens: int = 0
+    num_prompt_tokens: int = 0
+    """Of sequences admitted, once for every epoch."""
+    num_cached_tokens: int = 0
+    """Of those, what the prefix cache gave."""
+    busy_s: float = 0.0
+    is_ready: bool = True
+    """It takes requests: it has started and is not being drained."""
+    is_started: bool = True
+    ordered_s: float = 0.0
+    stopped_s: float | None = None
+    """Its time in a pool, which decides on it."""
+    num_lost_transfers: int = 0
+    """Prompts whose KV arrived and found no room."""
+    last_view: ReplicaView | None = None
+    """What `view` gave last, while it is still true."""
+    _num_held: int = 0
+    """Requests that wait for their adapter."""
+    _inbox: list[Request] = field(default_factory=list)
+    _flights: deque[StepInFlight] = field(default_factory=deque)
+    _num_step_tokens: int = 0
+    """Of the step launched last."""
+    _alarm_s: float | None = None
+    """When the loop wakes although nothing happens."""
+    _time_varying: TimeVaryingCost | None = None
+    _warmth: Warmth | None = None
+
+    def __post_init__(self) -> None:
+        self.history = History(self.scheduler.limits, self.joins)
+        cost = self.cost
+        if isinstance(cost, TimeVaryingCost) and (cost.cooling is not None or cost.slowdowns):
+            trace = SlowdownTrace(cost.slowdowns, f"{self.seed} weather {self.name}") if cost.slowdowns else None
+            self._time_varying, self._warmth = cost, Warmth(cost.cooling, trace)
 
     @property
     def num_pending(self) -> int:
@@ -145,17 +137,16 @@ class Replica:
     def receive(self, request: Request, now: float) -> None:
         """Hand over a request. A loop that waits for a step reads it afterwards."""
         self.num_requests += 1
-        self.last_view = None
         ready_s = now if self.shelf is None else self.shelf.ask(request.adapter, now)
+        self._num_held += 1
         if ready_s > now:
-            self._num_held += 1
-            self._events.post(ready_s, lambda then: self._let_in(request, then))
-            return
-        self._inbox.append(request)
-        self._look(now)
+            self.last_view = None
+            self.events.post(ready_s, lambda then: self._let_in(request, then))
+        else:
+            self._let_in(request, now)
 
     def _let_in(self, request: Request, now: float) -> None:
-        """A request whose adapter has come."""
+        """A request whose adapter is there."""
         self._num_held -= 1
         self.last_view = None
         self._inbox.append(request)
@@ -171,7 +162,7 @@ class Replica:
     def _look(self, now: float) -> None:
         """Something happened: an idle loop wakes."""
         if not self._flights:
-            self._events.post(now, self._wake)
+            self.events.post(now, self._wake)
 
     def _wake(self, now: float) -> None:
         """After all events of this moment: requests that arrive together are admitted together."""
@@ -185,10 +176,10 @@ class Replica:
         scheduler = self.scheduler
         expired = scheduler.expire(now)
         if expired:
-            self._ledger.observe(expired, now)
-        while len(self._flights) < self._depth:
+            self.ledger.observe(expired, now)
+        while len(self._flights) < self.depth:
             if self.speculation is not None:
-                if self._flights and self.speculation.waits:
+                if self._flights and self.speculation.proposals.waits:
                     break
                 self.speculation.propose()
             batch = scheduler.schedule(now)
@@ -197,7 +188,7 @@ class Replica:
             self._launch(batch, now)
         self._note(now)
         if self._flights:
-            self._events.post(self._flights[0].end_s, self._complete)
+            self.events.post(self._flights[0].end_s, self._complete)
 
     def _take_in(self, now: float) -> None:
         inbox, self._inbox = self._inbox, []
@@ -205,7 +196,7 @@ class Replica:
             try:
                 self.scheduler.add(request, now)
             except (RequestError, CapacityError):
-                self._ledger.refuse(request.request_id, now)
+                self.ledger.refuse(request.request_id, now)
 
     def _launch(self, batch: Batch, now: float) -> None:
         """The device computes one step at a time: a step starts when the one before it ends."""
@@ -236,21 +227,21 @@ class Replica:
             output = self.speculation.output(batch)
         else:
             output = StepOutput(tuple([(TOKEN,) if chunk.samples else () for chunk in batch.chunks]))
-        if self._step_size is not None:
+        if self.step_size is not None:
             scheduler = self.scheduler
-            sized = self._step_size.resize(scheduler.limits, batch, now - start_s, is_shared=scheduler.is_shared)
+            sized = self.step_size.resize(scheduler.limits, batch, now - start_s, is_shared=scheduler.is_shared)
             scheduler.resize(sized)
         deltas = self.scheduler.commit(batch, output, now)
         self.scheduler.note_step(batch, now - start_s)
-        self._ledger.observe(deltas, now)
+        self.ledger.observe(deltas, now)
         if self.speculation is not None:
             self.speculation.take(batch, now - start_s, deltas)
         self.num_steps += 1
         self.num_computed_tokens += batch.num_tokens
         self.busy_s += now - start_s
-        if self._tracer is not None:
+        if self.tracer is not None:
             num_prompt = sum([chunk.length for chunk in batch.chunks if not chunk.samples or chunk.token_ids])
-            self._tracer.steps(self.name, start_s, now, 1, len(batch.chunks), num_prompt)
+            self.tracer.steps(self.name, start_s, now, 1, len(batch.chunks), num_prompt)
         self._loop(now)
 
     def _note(self, now: float) -> None:
@@ -259,12 +250,12 @@ class Replica:
         load = scheduler.load
         is_step_full = self._num_step_tokens >= scheduler.limits.max_batch_tokens
         self.history.add(load, now, self._usage(load.kv_usage_fraction), is_step_full=is_step_full)
-        if self._tracer is not None:
-            self._tracer.load(self.name, now, load)
+        if self.tracer is not None:
+            self.tracer.load(self.name, now, load)
         wake_s = scheduler.wake_s
         if wake_s is not None and wake_s > now and wake_s != self._alarm_s:
             self._alarm_s = wake_s
-            self._events.post(wake_s, self._ring)
+            self.events.post(wake_s, self._ring)
 
     def _usage(self, held_fraction: float) -> float:
         """Share of the cache in use, given what the pool counts as held."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from penstock.config import EngineConfig
 from penstock.errors import ConfigError, EngineError
+from penstock.metrics.histogram import Histogram
 from penstock.metrics.summary import Slo, Summary, summarize
 from penstock.metrics.timeline import Timeline, Timelines
 from penstock.runtime.core.request import Request
@@ -18,9 +19,9 @@ from penstock.tools.sim.adapters import AdapterShelf, ShelfRoom
 from penstock.tools.sim.clock import EventQueue
 from penstock.tools.sim.conversation import Conversations
 from penstock.tools.sim.fast_forward import FastForwardReplica
-from penstock.tools.sim.handover import Arrived, Disaggregation, Handover
+from penstock.tools.sim.handover import Disaggregation, Handover
 from penstock.tools.sim.history import HistorySample
-from penstock.tools.sim.pool import Member, Pool
+from penstock.tools.sim.pool import Pool
 from penstock.tools.sim.replica import Ledger, Replica
 from penstock.tools.sim.runs import RunScheduler
 from penstock.tools.sim.scaling import Scaling
@@ -135,22 +136,21 @@ class Fleet:
         is_time_varying = isinstance(self.cost, TimeVaryingCost) and self.cost.slowdowns
         return tuple(replace(self, seed=seed) for seed in range(NUM_MOMENTS)) if is_time_varying else (self,)
 
-    def replica(self, name: str, events: EventQueue, ledger: Ledger, tracer: SimulationTracer | None = None) -> Replica:
+    def replica(
+        self, name: str, events: EventQueue, ledger: Ledger, gaps: Histogram, tracer: SimulationTracer | None = None
+    ) -> Replica:
         sized = None if self.config.scheduler.tpot_target_ms is None else step_size(self.config, "cuda")
         joins = self.config.scheduler.batching == "continuous"
-        common: dict[str, Any] = {"joins": joins, "tracer": tracer, "seed": self.seed}
-        made: Replica
+        shelf = None if self.shelf is None else AdapterShelf(self.shelf)
+        common: dict[str, Any] = {"joins": joins, "tracer": tracer, "seed": self.seed, "shelf": shelf}
         if self.predicts and self.depth == 1 and self.guessing is None and sized is None:
             running = scheduler_of(RunScheduler, self.config, self.sizing)
             settles = self.config.scheduler.order == "fair"
-            made = FastForwardReplica(name, running, self.cost, events, ledger, settles=settles, **common)
-        else:
-            scheduler = make_scheduler(self.config, self.sizing)
-            speculation = Speculation(self.guessing, name, scheduler) if self.guessing else None
-            common |= {"depth": self.depth, "speculation": speculation, "step_size": sized}
-            made = Replica(name, scheduler, self.cost, events, ledger, **common)
-        made.shelf = None if self.shelf is None else AdapterShelf(self.shelf)
-        return made
+            return FastForwardReplica(name, running, self.cost, events, ledger, gaps, settles=settles, **common)
+        scheduler = make_scheduler(self.config, self.sizing)
+        speculation = Speculation(self.guessing, name, scheduler) if self.guessing else None
+        common |= {"depth": self.depth, "speculation": speculation, "step_size": sized}
+        return Replica(name, scheduler, self.cost, events, ledger, gaps, **common)
 
 
 def simulate(
@@ -191,24 +191,26 @@ class SimulationRun:
         self._conversations = Conversations(later, timelines, self._events, self._take) if later else None
         self._ledger: Ledger = self._conversations or timelines
         self._num_refused = 0
-        self._moved: set[int] = set()
+        self._handed: dict[int, Timeline] = {}
+        """By request id: of prompts that a prefill replica computes."""
+        self._moved: list[tuple[Timeline, int]] = []
+        """Of those that go on elsewhere, and the tokens of each that the prefill replica's cache gave."""
         self._handovers: dict[str, Handover] = {}
         self._prefill: Pool | None = None
-        ledger: Ledger = self._ledger
         split = fleet.split
+        make = partial(fleet.replica, events=self._events, gaps=timelines.gaps, tracer=tracer)
         pool = partial(Pool, events=self._events, max_pending=fleet.max_pending, refuse=self._refuse)
         if split is not None:
-            ledger = Arrived(ledger, self._moved.__contains__)
             self._prefill = pool(
                 "prefill",
-                lambda name: fleet.replica(name, self._events, self._handover(name, split), tracer),
+                lambda name: make(name, ledger=self._handover(name, split)),
                 fleet.policy(),
                 num_replicas=split.num_prefill,
                 prepare=lambda replica, request: self._handovers[replica.name].shorten(request),
             )
         self._pool = pool(
             "decode" if fleet.split else "replica",
-            lambda name: fleet.replica(name, self._events, ledger, tracer),
+            partial(make, ledger=self._ledger),
             fleet.policy(),
             num_replicas=fleet.num_replicas,
             scaling=fleet.scaling,
@@ -223,8 +225,9 @@ class SimulationRun:
         if self._conversations is not None:
             self._conversations.begin(request)
         group = group_of(request)
-        self._timelines.arrive(request.request_id, now, len(request.prompt), request.params.n, group)
+        timeline = self._timelines.arrive(request.request_id, now, len(request.prompt), request.params.n, group)
         if self._prefill is not None and self._hands_over(request, self._prefill, now):
+            self._handed[request.request_id] = timeline
             self._prefill.submit(request, now)
         else:
             self._pool.submit(request, now)
@@ -244,6 +247,8 @@ class SimulationRun:
         timelines = self._timelines
         if timelines.num_open:
             raise EngineError(f"the simulation ended with {timelines.num_open} requests unserved: a scheduler is stuck")
+        for timeline, num_cached in self._moved:
+            timeline.num_cached = num_cached
         end_s = max((timeline.end_s or 0.0 for timeline in timelines.ended), default=0.0)
         members = [*(self._prefill.members if self._prefill else ()), *self._pool.members]
         handovers = self._handovers.values()
@@ -252,13 +257,13 @@ class SimulationRun:
             self._tracer.requests(timelines.ended)
         return Result(
             summarize(timelines.ended, end_s, slo, timelines.gaps),
-            tuple(_report(member, end_s) for member in members),
+            tuple(_report(replica, end_s) for replica in members),
             tuple(timelines.ended),
             num_refused=self._num_refused,
             num_starts=self._pool.num_starts,
             num_stops=self._pool.num_stops,
             num_transfers=num_transfers,
-            num_lost_transfers=sum(member.replica.num_lost_transfers for member in members),
+            num_lost_transfers=sum(replica.num_lost_transfers for replica in members),
             mean_transfer_s=sum(one.transfer_s for one in handovers) / num_transfers if num_transfers else 0.0,
         )
 
@@ -267,8 +272,9 @@ class SimulationRun:
         return self._handovers[name]
 
     def _go_on(self, request: Request, now: float) -> None:
-        """A prompt's KV has arrived."""
-        self._moved.add(request.request_id)
+        """A prompt's KV has arrived: what the replica finds of it is not cached, it was computed."""
+        timeline = self._handed[request.request_id]
+        self._moved.append((timeline, timeline.num_cached))
         self._pool.submit(request, now, is_moved=True)
 
     def _refuse(self, request: Request, now: float) -> None:
@@ -282,11 +288,11 @@ def group_of(request: Request) -> str:
     return ", ".join(filter(None, (request.tenant, urgency)))
 
 
-def _report(member: Member, end_s: float) -> ReplicaReport:
-    replica = member.replica
+def _report(replica: Replica, end_s: float) -> ReplicaReport:
     history, speculation = replica.history, replica.speculation
-    seconds = max(0.0, member.seconds(end_s))
+    seconds = max(0.0, (end_s if replica.stopped_s is None else replica.stopped_s) - replica.ordered_s)
     share = 1.0 / seconds if seconds > 0.0 else 0.0
+    running, waiting, kv_usage_fraction = history.means(seconds)
     return ReplicaReport(
         name=replica.name,
         num_requests=replica.num_requests,
@@ -295,13 +301,13 @@ def _report(member: Member, end_s: float) -> ReplicaReport:
         num_prompt_tokens=replica.num_prompt_tokens,
         num_cached_tokens=replica.num_cached_tokens,
         num_preemptions=replica.scheduler.num_preemptions,
-        num_drafted=speculation.num_drafted if speculation else 0,
-        num_accepted=speculation.num_accepted if speculation else 0,
+        num_drafted=speculation.proposals.num_checked if speculation else 0,
+        num_accepted=speculation.proposals.num_accepted if speculation else 0,
         busy_fraction=replica.busy_s * share,
-        mean_running=history.mean_running(seconds),
-        mean_waiting=history.mean_waiting(seconds),
+        mean_running=running,
+        mean_waiting=waiting,
         max_waiting=history.max_waiting,
-        mean_kv_usage_fraction=history.mean_kv_usage_fraction(seconds),
+        mean_kv_usage_fraction=kv_usage_fraction,
         max_kv_usage_fraction=history.max_kv_usage_fraction,
         waiting_for_rows_fraction=history.waiting_for_rows_s * share,
         waiting_for_blocks_fraction=history.waiting_for_blocks_s * share,

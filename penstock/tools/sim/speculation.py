@@ -16,10 +16,9 @@ from penstock.runtime.draft.proposals import Proposals
 from penstock.runtime.draft.rule import tokens_per_round
 from penstock.runtime.draft.speculator import MAX_DRAFTS, Speculator
 from penstock.tools.cost.cost import Cost
+from penstock.tools.workload.workload import ANSWERED
 
 MOST_DRAFTS = 64
-_TOKEN = 0
-"""The token a simulated model always draws."""
 _WRONG = 1
 
 
@@ -73,7 +72,7 @@ class ChanceDrafter:
         num_right = 0
         while num_right < most and self._random.random() < self._acceptance:
             num_right += 1
-        return (_TOKEN,) * num_right + (_WRONG,) * (most - num_right)
+        return (ANSWERED,) * num_right + (_WRONG,) * (most - num_right)
 
 
 class Speculation:
@@ -83,34 +82,21 @@ class Speculation:
         self._guessing = guessing
         self._scheduler = scheduler
         drafter = ChanceDrafter(guessing.acceptance, f"{guessing.seed} drafts {name}")
-        self._proposals = Proposals(scheduler, Speculator([drafter], length=guessing.num_drafts))
-
-    @property
-    def num_drafted(self) -> int:
-        return self._proposals.num_checked
-
-    @property
-    def num_accepted(self) -> int:
-        return self._proposals.num_accepted
-
-    @property
-    def waits(self) -> bool:
-        """The next step is planned after those in flight are over."""
-        return self._proposals.waits
+        self.proposals = Proposals(scheduler, Speculator([drafter], length=guessing.num_drafts))
 
     def propose(self) -> None:
         most = self._guessing.max_sequences
         if most is None or self._scheduler.num_running <= most:
-            self._proposals.propose()
+            self.proposals.propose()
 
     def output(self, batch: Batch) -> StepOutput:
         """Tokens of a step that has been computed."""
-        return StepOutput(tuple([(_TOKEN,) * _num_drawn(chunk) for chunk in batch.chunks]))
+        return StepOutput(tuple([(ANSWERED,) * _num_drawn(chunk) for chunk in batch.chunks]))
 
     def take(self, batch: Batch, seconds: float, deltas: tuple[Delta, ...]) -> None:
         """A step took this long, with this result."""
-        self._proposals.take(batch, seconds)
-        self._proposals.observe(deltas)
+        self.proposals.take(batch, seconds)
+        self.proposals.observe(deltas)
 
     def draft_s(self, batch: Batch, cost: Cost) -> float:
         """What drafting for this batch took: as many draft steps, one after the other, as the longest draft has tokens."""

@@ -49,14 +49,13 @@ class Poisson(Rated):
 
 
 @dataclass(frozen=True, slots=True)
-class Gamma:
+class Gamma(Rated):
     """Bursts: gaps of the same mean whose standard deviation is `variation` times it; 1 is Poisson, more is burstier."""
 
-    rate: float
     variation: float = 2.0
 
     def __post_init__(self) -> None:
-        _check_rate(self.rate)
+        Rated.__post_init__(self)
         if not 0.01 <= self.variation <= 100.0:
             raise ConfigError(f"the variation of gaps is {self.variation}; choose 0.01 to 100")
 

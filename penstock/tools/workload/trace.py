@@ -23,7 +23,7 @@ BLOCK_TOKENS = 512
 MAX_BLOCK_ID = 2**63 - 1
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class Trace:
     """Rows in order of arrival, the first at time 0. `blocks` holds the ids of all prompts one after another; the ids of row
     i lie from `block_starts[i]` to `block_starts[i + 1]`. A prompt without ids is like no other.
@@ -44,11 +44,6 @@ class Trace:
 
     def __len__(self) -> int:
         return len(self.times_s)
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Trace):
-            return NotImplemented
-        return all(getattr(self, name) == getattr(other, name) for name in self.__slots__)
 
     @property
     def span_s(self) -> float:

@@ -138,7 +138,7 @@ def _csv_parser(path: Path, head: str) -> Callable[[str], list[TraceRow]]:
     names = [name.strip() for name in next(csv.reader([head]))]
     for columns, time_of in (
         (("TIMESTAMP", "ContextTokens", "GeneratedTokens"), _date),
-        (("Timestamp", "Request tokens", "Response tokens"), _time_of_text),
+        (("Timestamp", "Request tokens", "Response tokens"), lambda name, text: _time(name, _number(text))),
     ):
         if set(columns) <= set(names):
             return partial(_row_of_table, names, columns, time_of)
@@ -156,7 +156,8 @@ def _row_of_table(
         raise ValueError(f"{len(cells)} cells under {len(names)} names")
     row: Mapping[str, str] = dict(zip(names, cells, strict=True))
     time, prompt, answer = columns
-    return [TraceRow(time_of(time, row[time]), _whole(prompt, row[prompt], 1), _whole(answer, row[answer], 0))]
+    counts = _count(prompt, _number(row[prompt]), 1), _count(answer, _number(row[answer]), 0)
+    return [TraceRow(time_of(time, row[time]), *counts)]
 
 
 # Cells
@@ -180,26 +181,19 @@ def _day_s(day: str) -> int:
     return int((numpy.datetime64(day, "D") - numpy.datetime64(FIRST_DAY, "D")).astype(int)) * 86_400
 
 
-def _time_of_text(name: str, text: str) -> float:
-    try:
-        return _time(name, float(text))
-    except ValueError:
-        raise ValueError(f"{name} is {text[:40]!r}, no time in seconds") from None
-
-
 def _time(name: str, value: Any) -> float:
     if type(value) not in (int, float) or not abs(value) <= MAX_TIME_S * 1000:
         raise ValueError(f"{name} is {str(value)[:40]!r}, no time")
     return float(value)
 
 
-def _whole(name: str, text: str, low: int) -> int:
-    """A count as tables write it; some write 12.0."""
+def _number(text: str) -> float | str:
+    """A number as tables write it; some write 12.0 for 12. Text that is none stays as it is."""
     try:
         number = float(text)
     except ValueError:
-        number = math.nan
-    return _count(name, int(number) if number.is_integer() else text[:40], low)
+        return text
+    return int(number) if number.is_integer() else number
 
 
 def _count(name: str, value: Any, low: int) -> int:

@@ -5,7 +5,7 @@ the server's own count (usage) where it tells one; else the number of pieces.
 """
 
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -60,7 +60,7 @@ class Answer:
     num_answer_asked: int
     sent_s: float | None = None
     end_s: float | None = None
-    piece_times: "array[float]" = None  # type: ignore[assignment]
+    piece_times: "array[float]" = field(default_factory=lambda: array("d"))
     """Of each piece that held text."""
     status: int = 0
     error: str = ""
@@ -73,9 +73,6 @@ class Answer:
     text: str = ""
     """Only what a later turn needs: kept where `keeps_text`."""
     keeps_text: bool = False
-
-    def __post_init__(self) -> None:
-        self.piece_times = array("d")
 
     @property
     def is_success(self) -> bool:
@@ -116,26 +113,24 @@ class Answer:
             timeline.first_token_s, timeline.last_token_s = self.piece_times[0], self.piece_times[-1]
         elif self.is_success:
             timeline.first_token_s = timeline.last_token_s = self.end_s
-        timeline.outcome = self._outcome()
+        if self.is_success:
+            timeline.outcome = Outcome.LENGTH if self.finish_reason == "length" else Outcome.STOP
+        elif self.end_s is None:
+            timeline.outcome = Outcome.CANCELLED
+        else:
+            timeline.outcome = Outcome.REFUSED if self.status in (429, 503) else Outcome.ERROR
         return timeline
 
-    def _outcome(self) -> Outcome:
-        if self.is_success:
-            return Outcome.LENGTH if self.finish_reason == "length" else Outcome.STOP
-        if self.end_s is None:
-            return Outcome.CANCELLED
-        return Outcome.REFUSED if self.status in (429, 503) else Outcome.ERROR
 
-
+@dataclass(slots=True)
 class AnswerReader:
     """Fills an answer from the bytes of a streamed response."""
 
-    def __init__(self, answer: Answer, start_s: float) -> None:
-        self.answer = answer
-        self._start_s = start_s
-        self._events = EventParser()
-        self._is_over = False
-        self._refusal = b""
+    answer: Answer
+    start_s: float
+    _events: EventParser = field(default_factory=EventParser)
+    _is_over: bool = False
+    _refusal: bytes = b""
 
     def body(self, data: bytes, now: float) -> None:
         if not data.startswith(b"data:") and len(self._refusal) < MAX_ERROR_BYTES and not self.answer.piece_times:
@@ -144,7 +139,7 @@ class AnswerReader:
             if event == b"[DONE]":
                 self._is_over = True
             else:
-                self._take(_DECODER.decode(event), now - self._start_s)
+                self._take(_DECODER.decode(event), now - self.start_s)
 
     def _take(self, event: Event, now_s: float) -> None:
         answer = self.answer
@@ -174,7 +169,7 @@ class AnswerReader:
         """The response is complete: decide whether it was an answer."""
         answer = self.answer
         answer.status = status
-        answer.end_s = now - self._start_s
+        answer.end_s = now - self.start_s
         if answer.error:
             return
         if status != 200:
@@ -185,7 +180,7 @@ class AnswerReader:
             answer.error = "an answer without a token"
 
     def fail(self, error: str, now: float) -> None:
-        self.answer.end_s = now - self._start_s
+        self.answer.end_s = now - self.start_s
         self.answer.error = error
 
 

@@ -3,7 +3,7 @@
 from dataclasses import astuple, dataclass
 
 from penstock.metrics.page import parse_page, sum_of
-from penstock.tools.bench.client.http import Client, TransportError
+from penstock.tools.bench.client.http import Client
 
 HITS = ("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total", "sglang:cached_tokens_total")
 QUERIES = ("vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total", "sglang:prompt_tokens_total")
@@ -31,7 +31,7 @@ async def read_counters(client: Client, timeout_s: float = METRICS_S) -> Counter
     """All None where the server shows no metrics."""
     try:
         status, body = await client.fetch("GET", "/metrics", timeout_s=timeout_s)
-    except TransportError:
+    except ConnectionError:
         return Counters()
     return parse_counters(body.decode("utf-8", "replace")) if status == 200 else Counters()
 

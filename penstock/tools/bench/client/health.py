@@ -44,8 +44,7 @@ class HealthMonitor:
 
     def __init__(self) -> None:
         self._lags = Histogram()
-        self._start = (time.perf_counter(), time.thread_time())
-        self._end: tuple[float, float] | None = None
+        self._start = self._end = (0.0, 0.0)
         self._task: asyncio.Task[None] | None = None
 
     def __enter__(self) -> "HealthMonitor":
@@ -70,8 +69,8 @@ class HealthMonitor:
 
     @property
     def health(self) -> Health:
-        end = self._end or (time.perf_counter(), time.thread_time())
-        wall_s, cpu_s = end[0] - self._start[0], end[1] - self._start[1]
+        """Once it is over."""
+        wall_s, cpu_s = self._end[0] - self._start[0], self._end[1] - self._start[1]
         return Health(
             lag_p50_s=self._lags.quantile(0.5),
             lag_p99_s=self._lags.quantile(0.99),

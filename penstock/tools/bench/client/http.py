@@ -4,11 +4,10 @@ import asyncio
 import ssl
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import cache
 
 from penstock.errors import ConfigError
-from penstock.service.upstream.connections import ConnectionPool, Headers, UpstreamConnection
+from penstock.service.upstream.connections import ConnectionPool, Fetch, Fetched, UpstreamConnection
 from penstock.service.upstream.endpoint import Endpoint
 
 OnBody = Callable[[bytes, float], None]
@@ -17,29 +16,13 @@ MAX_USERS = 1 << 16
 """Whose connections are all kept from one request to the next."""
 
 
-class TransportError(Exception):
-    """The server could not be reached, or the connection broke."""
-
-
-@dataclass(slots=True)
-class Response:
-    status: int = 0
-    headers: dict[str, str] = field(default_factory=dict)
-
-
-class TimedExchange:
+class TimedExchange(Fetch):
     """One request under way on a connection. Whatever the reader of its body raises ends it, and only it."""
 
-    __slots__ = ("_connection", "_on_body", "done", "response")
-
     def __init__(self, connection: UpstreamConnection, on_body: OnBody) -> None:
-        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.response = Response()
+        super().__init__()
         self._connection = connection
         self._on_body = on_body
-
-    def on_head(self, status: int, headers: Headers) -> None:
-        self.response = Response(status, {name.decode("latin-1"): value.decode("latin-1") for name, value in headers})
 
     def on_part(self, data: bytes) -> None:
         try:
@@ -47,14 +30,6 @@ class TimedExchange:
         except Exception as error:
             self._connection.close()
             self.on_broken(f"unreadable answer: {error}")
-
-    def on_end(self) -> None:
-        if not self.done.done():
-            self.done.set_result(None)
-
-    def on_broken(self, message: str) -> None:
-        if not self.done.done():
-            self.done.set_exception(TransportError(message))
 
 
 class Client:
@@ -74,8 +49,8 @@ class Client:
 
     async def request(
         self, method: str, path: str, body: bytes, on_body: OnBody, on_sent: Callable[[float], None] | None = None
-    ) -> Response:
-        """Send, and hand over the body as it comes. Raises TransportError. A kept-alive connection that the server has
+    ) -> Fetched:
+        """Send, and hand over the body as it comes. Raises ConnectionError. A kept-alive connection that the server has
         closed meanwhile is replaced, as long as it answered nothing.
         """
         head = f"{method} {self.address.path}{path} HTTP/1.1\r\n{self._common}content-length: {len(body)}\r\n\r\n"
@@ -89,20 +64,18 @@ class Client:
                 on_sent(self.clock())
             connection.send(data, exchange)
             try:
-                await exchange.done
-            except TransportError:
+                return await exchange.done
+            except ConnectionError:
                 if is_fresh or connection.has_begun:
                     raise
-                continue
             finally:
                 connection.abandon(exchange)
-            return exchange.response
 
     async def _connect(self) -> UpstreamConnection:
         try:
             return await self._pool.connect(None)
         except OSError as error:
-            raise TransportError(f"cannot connect to {self.address.url}: {error}") from None
+            raise ConnectionError(f"cannot connect to {self.address.url}: {error}") from None
 
     async def fetch(self, method: str, path: str, body: bytes = b"", timeout_s: float = 30.0) -> tuple[int, bytes]:
         """A whole answer: its status and body."""
@@ -111,7 +84,7 @@ class Client:
             async with asyncio.timeout(timeout_s):
                 response = await self.request(method, path, body, lambda data, _: parts.append(data))
         except TimeoutError:
-            raise TransportError(f"{self.address.url}{path} has not answered within {timeout_s:g} s") from None
+            raise ConnectionError(f"{self.address.url}{path} has not answered within {timeout_s:g} s") from None
         return response.status, b"".join(parts)
 
     def close(self) -> None:

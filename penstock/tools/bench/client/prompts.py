@@ -6,8 +6,8 @@ else does: a new nonce is a new set of words, which no cache of an earlier run h
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from random import Random
 
 from penstock.errors import ConfigError
@@ -46,15 +46,16 @@ class PromptWords:
     token_ids: tuple[int, ...] = ()
     """Plain tokens, where prompts may be given as numbers; else none."""
     nonce: str = ""
-    _cheap: tuple[tuple[float, str], ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not self.pieces or not all(cost > 0.0 for cost in self.costs):
             raise ConfigError(
                 "no word of the list could be measured; this server counts tokens in a way we cannot follow"
             )
-        pairs = sorted(zip(self.costs, self.pieces, strict=True))
-        object.__setattr__(self, "_cheap", tuple(pairs[:8]))
+
+    @cached_property
+    def cheapest(self) -> list[tuple[float, str]]:
+        return sorted(zip(self.costs, self.pieces, strict=True))[:8]
 
     def text(self, segments: Sequence[Segment]) -> str:
         """Words of as many tokens as asked, less those the server adds by itself, but at least one word."""
@@ -95,7 +96,7 @@ def _words(vocabulary: PromptWords, name: str, num_tokens: int) -> str:
         exact = [word for word in fitting if costs[word] == left or costs[word] <= left - least]
         drawn.append(random.choice(exact or fitting))
         left -= costs[drawn[-1]]
-    for cost, piece in vocabulary._cheap:
+    for cost, piece in vocabulary.cheapest:
         if cost <= left:
             drawn.append(piece)
             break

@@ -11,8 +11,8 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from penstock.errors import ConfigError
-from penstock.tools.bench.client.answer import Answer, AnswerReader, ReportedUsage, body_message
-from penstock.tools.bench.client.http import Client, TransportError
+from penstock.tools.bench.client.answer import Answer, AnswerReader, Event, body_message
+from penstock.tools.bench.client.http import Client
 from penstock.tools.bench.client.prompts import FILLERS, WORDS, PromptWords, Segment
 
 Route = Literal["chat", "completions"]
@@ -117,7 +117,7 @@ async def find_target(client: Client, model: str, route: Route, nonce: str) -> T
         target = await _calibrated(client, target)
         if route == "completions" and token_ids:
             target = await _with_token_ids(client, target, token_ids)
-    except TransportError as error:
+    except ConnectionError as error:
         raise ConfigError(f"{error}; is the server running?") from None
     return target
 
@@ -178,7 +178,7 @@ async def _ask(client: Client, target: TargetServer, prompt: str | list[int], na
     except TimeoutError:
         raise ConfigError(f"{client.address.url} has not answered {name} within two minutes") from None
     reader.end(response.status, client.clock())
-    return answer, (response.headers or {}).get("server", "")
+    return answer, response.headers.get(b"server", b"").decode("latin-1")
 
 
 async def _with_dialect(client: Client, target: TargetServer) -> TargetServer:
@@ -225,15 +225,10 @@ async def _num_prompt(client: Client, target: TargetServer, prompt: str | list[i
         return answer.num_prompt
     status, data = await client.fetch("POST", target.path, target.body(prompt, 1, is_streamed=False), 120.0)
     try:
-        return msgspec.json.decode(data, type=_Whole).usage.prompt_tokens or None if status == 200 else None
+        usage = msgspec.json.decode(data, type=Event).usage if status == 200 else None
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
-
-
-class _Whole(msgspec.Struct):
-    """An answer that was not streamed."""
-
-    usage: ReportedUsage = msgspec.field(default_factory=ReportedUsage)
+    return (usage and usage.prompt_tokens) or None
 
 
 async def _with_token_ids(client: Client, target: TargetServer, token_ids: tuple[int, ...]) -> TargetServer:

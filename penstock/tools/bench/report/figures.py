@@ -5,16 +5,14 @@ Computed from the answers alone, so that it can be computed again. Judging the f
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from penstock.metrics.histogram import Histogram
 from penstock.metrics.summary import Slo, Summary, quantile, summarize
 from penstock.tools.bench.client.answer import Answer
 from penstock.tools.bench.client.counters import Counters
-from penstock.tools.bench.client.health import Health
-from penstock.tools.bench.client.silence import Silence
 from penstock.tools.bench.client.target import TargetServer
-from penstock.tools.bench.load import MeasuredLoad
+from penstock.tools.bench.load import MeasuredLoad, RunEnding
 from penstock.tools.bench.plan import TrafficPlan
 
 MOST_FAULTS = 10
@@ -56,15 +54,14 @@ class Cache:
     source: str
 
 
-@dataclass(frozen=True, slots=True)
-class Figures:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures(RunEnding):
     rate: float | None
     """Asked requests a second; None where users ask when answered."""
     num_requests: int
     num_failed: int
     num_abandoned: int
     """Given up by us when the run was stopped."""
-    num_unsent: int
     failures: dict[str, int]
     """What went wrong, and how often."""
     summary: Summary
@@ -73,17 +70,14 @@ class Figures:
     pieces_per_answer: float
     tokens_per_piece: float
     num_reasoning_pieces: int
-    health: Health
     send_late_p99_s: float
     server: Counters
-    is_saturated: bool
-    is_hopeless: bool
-    """Ended once its targets were out of reach."""
-    is_interrupted: bool
-    """Ended by the user."""
-    silence: Silence | None
-    """A long time in which nothing came from the server."""
     has_usage: bool
+
+    @property
+    def num_left(self) -> int:
+        """Requests of the load that were not answered, one way or the other."""
+        return self.num_unsent + self.num_abandoned
 
     @property
     def failed_fraction(self) -> float:
@@ -111,7 +105,6 @@ def figures_of(
         num_requests=len(measured.answers),
         num_failed=sum(failures.values()),
         num_abandoned=len(measured.answers) - len(ended),
-        num_unsent=measured.num_unsent,
         failures=dict(failures.most_common(MOST_FAULTS)),
         summary=summarize([answer.timeline() for answer in ended], measured.duration_s, slo, _gaps(successes)),
         lengths=_lengths(successes),
@@ -119,14 +112,10 @@ def figures_of(
         pieces_per_answer=num_pieces / len(successes) if successes else 0.0,
         tokens_per_piece=num_tokens / num_pieces if num_pieces else 0.0,
         num_reasoning_pieces=sum(answer.num_reasoning_pieces for answer in successes),
-        health=measured.health,
         send_late_p99_s=quantile(late, 0.99) if late else 0.0,
         server=server,
-        is_saturated=measured.is_saturated,
-        is_hopeless=measured.is_hopeless,
-        is_interrupted=measured.is_interrupted,
-        silence=measured.silence,
         has_usage=any(answer.usage is not None for answer in successes),
+        **{one.name: getattr(measured, one.name) for one in fields(RunEnding)},
     )
 
 

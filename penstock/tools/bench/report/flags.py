@@ -1,9 +1,9 @@
-"""What must be known before a figure is believed: a table of doubts, each with its reason in words.
+"""What must be known before a figure is believed: doubts by their weight, each with its reason in words.
 
 `invalid`: the figures are not the server's. `warning`: they are, but not of what was asked. `note`: worth knowing.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -12,6 +12,8 @@ from penstock.tools.bench.client.target import MODELS
 from penstock.tools.bench.report.figures import Figures
 
 Level = Literal["invalid", "warning", "note"]
+Named = Iterator[tuple[str, str]]
+"""Doubts of one level: name and text."""
 
 SHOUTED_FAILURES = 0.01
 MOST_FAILURES = 0.5
@@ -34,61 +36,106 @@ def worst_first(doubts: Iterable[Doubt]) -> list[Doubt]:
 
 def flags_of(figures: Figures, *, is_closed: bool = False) -> list[Doubt]:
     """All that is doubtful about a run, the worst first."""
-    found = [Doubt(name, level, text) for name, level, check in CHECKS if (text := check(figures))]
+    found = [Doubt(name, level, text) for level, told in DOUBTS.items() for name, text in told(figures)]
     if is_closed:
         text = "closed loop: users wait for their answers before they ask again, so a slow server is asked less"
         found.append(Doubt("closed-loop", "note", text))
-    return worst_first(found)
+    return found
 
 
-def _gone(figures: Figures) -> str:
-    silence = figures.silence
-    if silence is None or not silence.is_gone:
-        return ""
-    why = f", mostly: {next(iter(figures.failures))}" if figures.failures else ""
-    deaf = f"; it left {MODELS} unanswered, too" if silence.is_deaf else ""
-    return (
-        f"the server was gone: nothing came from it after {silence.from_s:,.1f} s of the run, and "
-        f"{counted(silence.num_open, 'request')} came to nothing{why}{deaf}"
-    )
+def _invalid(figures: Figures) -> Named:
+    summary, silence = figures.summary, figures.silence
+    if silence is not None and silence.is_gone:
+        why = f", mostly: {next(iter(figures.failures))}" if figures.failures else ""
+        deaf = f"; it left {MODELS} unanswered, too" if silence.is_deaf else ""
+        yield (
+            "server-gone",
+            f"the server was gone: nothing came from it after {silence.from_s:,.1f} s of the run, and "
+            f"{counted(silence.num_open, 'request')} came to nothing{why}{deaf}",
+        )
+    if not summary.num_successes:
+        yield "no-success", "no request succeeded"
+    elif fault := figures.health.fault(summary.ttft.p50, figures.send_late_p99_s):
+        remedy = "use fewer streams, a faster or a second client"
+        yield "client-bound", f"client-bound: this client did not keep up ({fault}); {remedy}"
+    if figures.failed_fraction >= MOST_FAILURES and summary.num_successes:
+        rest = "those that did not say nothing of the others"
+        yield "mostly-failed", f"most requests failed: {_reported_failures(figures)}; {rest}"
 
 
-def _silent(figures: Figures) -> str:
-    silence = figures.silence
-    if silence is None or silence.is_gone:
-        return ""
-    return (
-        f"the server sent nothing for {silence.duration_s:,.1f} s, from {silence.from_s:,.1f} s of the run on, in the middle "
-        f"of {counted(silence.num_open, 'answer')}: it hung, or was held up"
-    )
+def _warnings(figures: Figures) -> Named:
+    silence, num_successes = figures.silence, figures.summary.num_successes
+    if figures.is_interrupted:
+        num_ended = figures.num_requests - figures.num_abandoned
+        yield (
+            "interrupted",
+            f"partial: interrupted after {num_ended:,} of {figures.num_requests + figures.num_unsent:,} requests; answers "
+            "under way were given up, which favours short ones",
+        )
+    if silence is not None and not silence.is_gone:
+        yield (
+            "silent",
+            f"the server sent nothing for {silence.duration_s:,.1f} s, from {silence.from_s:,.1f} s of the run on, in the "
+            f"middle of {counted(silence.num_open, 'answer')}: it hung, or was held up",
+        )
+    if figures.num_failed and (SHOUTED_FAILURES <= figures.failed_fraction < MOST_FAILURES or not num_successes):
+        others = "; latencies are of the others" if num_successes else ""
+        yield "failures", f"{_reported_failures(figures)}{others}"
+    if figures.is_saturated:
+        stopped = f"; stopped with {figures.num_left:,} requests unsent or unanswered" if figures.num_left else ""
+        yield (
+            "over-saturated",
+            "over-saturated: requests came faster than they were answered and the queue grew without end, so latencies "
+            f"only tell how long the run was{stopped}; lower --rate, or use --find-knee",
+        )
+    yield from _unlike_asked(figures)
+    others_ended = (figures.server.requests or 0.0) - figures.num_requests
+    if others_ended > max(2.0, 0.02 * figures.num_requests):
+        shared = "the figures are of a shared machine"
+        yield "not-alone", f"the server ended {others_ended:,.0f} requests of others meanwhile: {shared}"
 
 
-def _client_bound(figures: Figures) -> str:
-    if not figures.summary.num_successes:
-        return ""
-    fault = figures.health.fault(figures.summary.ttft.p50, figures.send_late_p99_s)
-    return (
-        f"client-bound: this client did not keep up ({fault}); use fewer streams, a faster or a second client"
-        if fault
-        else ""
-    )
+def _unlike_asked(figures: Figures) -> Named:
+    """Prompts and answers were other than the load says, or nobody can tell."""
+    cache, lengths, num_successes = figures.cache, figures.lengths, figures.summary.num_successes
+    if cache.hit_fraction is not None and cache.hit_fraction > cache.repeated_fraction + WARM_FRACTION:
+        yield (
+            "warm-cache",
+            f"warm cache: {100 * cache.hit_fraction:.0f} % of prompt tokens came from the server's prefix cache, but this "
+            f"workload repeats only {100 * cache.repeated_fraction:.0f} %; the server has seen these prompts before",
+        )
+    off = lengths.prompt_mean - lengths.prompt_asked
+    if lengths.num_checked and abs(off) > max(PROMPT_ERROR * lengths.prompt_asked, 1.0):
+        asked = (
+            f"prompts were {lengths.prompt_mean:,.1f} tokens on the average, not {lengths.prompt_asked:,.1f} as asked"
+        )
+        why = ": none is shorter than the chat template; ask for longer --prompts, or use endpoint=completions"
+        yield "prompt-lengths", asked + (why if off >= 0.0 else "")
+    if num_successes and lengths.num_short > SHORT_FRACTION * num_successes:
+        yield (
+            "short-answers",
+            f"{lengths.num_short:,} of {num_successes:,} answers were shorter than asked ({lengths.answer_mean:,.1f} tokens "
+            f"on the average, not {lengths.answer_asked:,.1f}): the server does not heed ignore_eos",
+        )
+    if num_successes and not figures.has_usage:
+        yield "no-usage", "the server reports no usage: tokens are pieces of the stream, lengths are unverified"
 
 
-def _nothing(figures: Figures) -> str:
-    return "" if figures.summary.num_successes else "no request succeeded"
-
-
-def _mostly_failed(figures: Figures) -> str:
-    if figures.failed_fraction < MOST_FAILURES or not figures.summary.num_successes:
-        return ""
-    return f"most requests failed: {_reported_failures(figures)}; those that did not say nothing of the others"
-
-
-def _failures(figures: Figures) -> str:
-    if not SHOUTED_FAILURES <= figures.failed_fraction < MOST_FAILURES and figures.summary.num_successes:
-        return ""
-    others = "; latencies are of the others" if figures.summary.num_successes else ""
-    return f"{_reported_failures(figures)}{others}" if figures.num_failed else ""
+def _notes(figures: Figures) -> Named:
+    num_successes = figures.summary.num_successes
+    if figures.is_hopeless:
+        rest = f"{figures.num_left:,} requests unsent or unanswered"
+        yield "hopeless", f"ended early: the targets were out of reach with {rest}"
+    if figures.num_failed and figures.failed_fraction < SHOUTED_FAILURES:
+        failed = f"{figures.num_failed:,} of {figures.num_requests:,} requests failed"
+        yield "few-failures", f"{failed}: {next(iter(figures.failures))}"
+    if figures.tokens_per_piece > 1.5:
+        longer = "gaps between pieces (ITL) are longer than those between tokens"
+        yield "several-tokens-a-piece", f"{figures.tokens_per_piece:.1f} tokens a piece: {longer}"
+    if num_successes == 1:
+        yield "few-requests", "all latencies are of a single request"
+    elif 1 < num_successes < 100:
+        yield "few-requests", f"p99 of {num_successes} requests is little more than the slowest of them"
 
 
 def _reported_failures(figures: Figures) -> str:
@@ -99,115 +146,4 @@ def _reported_failures(figures: Figures) -> str:
     )
 
 
-def _few_failures(figures: Figures) -> str:
-    if not figures.num_failed or figures.failed_fraction >= SHOUTED_FAILURES:
-        return ""
-    return f"{figures.num_failed:,} of {figures.num_requests:,} requests failed: {next(iter(figures.failures))}"
-
-
-def _saturated(figures: Figures) -> str:
-    if not figures.is_saturated:
-        return ""
-    rest = figures.num_unsent + figures.num_abandoned
-    stopped = f"; stopped with {rest:,} requests unsent or unanswered" if rest else ""
-    return (
-        "over-saturated: requests came faster than they were answered and the queue grew without end, so latencies "
-        f"only tell how long the run was{stopped}; lower --rate, or use --find-knee"
-    )
-
-
-def _interrupted(figures: Figures) -> str:
-    if not figures.is_interrupted:
-        return ""
-    num_ended = figures.num_requests - figures.num_abandoned
-    return (
-        f"partial: interrupted after {num_ended:,} of {figures.num_requests + figures.num_unsent:,} requests; answers under "
-        "way were given up, which favours short ones"
-    )
-
-
-def _hopeless(figures: Figures) -> str:
-    if not figures.is_hopeless:
-        return ""
-    rest = figures.num_unsent + figures.num_abandoned
-    return f"ended early: the targets were out of reach with {rest:,} requests unsent or unanswered"
-
-
-def _warm(figures: Figures) -> str:
-    cache = figures.cache
-    if cache.hit_fraction is None or cache.hit_fraction <= cache.repeated_fraction + WARM_FRACTION:
-        return ""
-    return (
-        f"warm cache: {100 * cache.hit_fraction:.0f} % of prompt tokens came from the server's prefix cache, but this "
-        f"workload repeats only {100 * cache.repeated_fraction:.0f} %; the server has seen these prompts before"
-    )
-
-
-def _prompt_lengths(figures: Figures) -> str:
-    lengths = figures.lengths
-    off = abs(lengths.prompt_mean - lengths.prompt_asked)
-    if not lengths.num_checked or off <= max(PROMPT_ERROR * lengths.prompt_asked, 1.0):
-        return ""
-    found = f"prompts were {lengths.prompt_mean:,.1f} tokens on the average, not {lengths.prompt_asked:,.1f} as asked"
-    if lengths.prompt_mean < lengths.prompt_asked:
-        return found
-    return f"{found}: none is shorter than the chat template; ask for longer --prompts, or use endpoint=completions"
-
-
-def _short_answers(figures: Figures) -> str:
-    lengths, count = figures.lengths, figures.summary.num_successes
-    if not count or lengths.num_short <= SHORT_FRACTION * count:
-        return ""
-    return (
-        f"{lengths.num_short:,} of {count:,} answers were shorter than asked ({lengths.answer_mean:,.1f} tokens on the "
-        f"average, not {lengths.answer_asked:,.1f}): the server does not heed ignore_eos"
-    )
-
-
-def _no_usage(figures: Figures) -> str:
-    if figures.has_usage or not figures.summary.num_successes:
-        return ""
-    return "the server reports no usage: tokens are pieces of the stream, lengths are unverified"
-
-
-def _other_guests(figures: Figures) -> str:
-    others = (figures.server.requests or 0.0) - figures.num_requests
-    if others <= max(2.0, 0.02 * figures.num_requests):
-        return ""
-    return f"the server ended {others:,.0f} requests of others meanwhile: the figures are of a shared machine"
-
-
-def _several_a_piece(figures: Figures) -> str:
-    if figures.tokens_per_piece <= 1.5:
-        return ""
-    return (
-        f"{figures.tokens_per_piece:.1f} tokens a piece: gaps between pieces (ITL) are longer than those between tokens"
-    )
-
-
-def _small_batch(figures: Figures) -> str:
-    count = figures.summary.num_successes
-    if count == 1:
-        return "all latencies are of a single request"
-    return f"p99 of {count} requests is little more than the slowest of them" if 0 < count < 100 else ""
-
-
-CHECKS: tuple[tuple[str, Level, Callable[[Figures], str]], ...] = (
-    ("server-gone", "invalid", _gone),
-    ("no-success", "invalid", _nothing),
-    ("client-bound", "invalid", _client_bound),
-    ("mostly-failed", "invalid", _mostly_failed),
-    ("interrupted", "warning", _interrupted),
-    ("silent", "warning", _silent),
-    ("failures", "warning", _failures),
-    ("over-saturated", "warning", _saturated),
-    ("warm-cache", "warning", _warm),
-    ("prompt-lengths", "warning", _prompt_lengths),
-    ("short-answers", "warning", _short_answers),
-    ("no-usage", "warning", _no_usage),
-    ("not-alone", "warning", _other_guests),
-    ("hopeless", "note", _hopeless),
-    ("few-failures", "note", _few_failures),
-    ("several-tokens-a-piece", "note", _several_a_piece),
-    ("few-requests", "note", _small_batch),
-)
+DOUBTS: dict[Level, Callable[[Figures], Named]] = {"invalid": _invalid, "warning": _warnings, "note": _notes}

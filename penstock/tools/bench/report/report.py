@@ -75,6 +75,7 @@ def report_of(
     """`load` tells it in words; `workload` is what makes two benchmarks comparable: everything about it but the words sent."""
     measured = [headlines_of(run.figures) for run in runs]
     repeated = measured if knee is None else []
+    said = json.dumps(workload, sort_keys=True, default=str)
     return {
         "schema": SCHEMA,
         "version": VERSION,
@@ -91,7 +92,7 @@ def report_of(
         "asked": dict(asked),
         "load": load,
         "workload": dict(workload),
-        "workload_digest": digest_of(workload),
+        "workload_digest": hashlib.sha256(said.encode()).hexdigest()[:16],
         "formulas": FORMULAS,
         "verdict": verdict_of(runs),
         "is_partial": any(run.figures.is_interrupted for run in runs) or (knee is not None and knee.is_partial),
@@ -188,11 +189,6 @@ def _prompt_lengths(lengths: Mapping[str, Any]) -> str:
 def figure(value: float) -> str:
     """A number to four digits, never as a power of ten."""
     return f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"
-
-
-def digest_of(workload: Mapping[str, Any]) -> str:
-    text = json.dumps(workload, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _prompt_source(target: TargetServer) -> str:
