@@ -28,9 +28,6 @@ class UsageRecord(NamedTuple):
     """Under which it is written once."""
 
 
-_COLUMNS = ", ".join(UsageRecord._fields)
-
-
 class UsageSum(NamedTuple):
     group: tuple[str, ...]
     num_requests: int
@@ -43,7 +40,7 @@ class UsageSum(NamedTuple):
 def insert_record(transaction: Transaction, record: UsageRecord) -> bool:
     """False if it is there already."""
     values = (*record[:-1], record.id or secrets.token_hex(8))
-    return bool(insert(transaction, f"usage_records ({_COLUMNS})", values, "ON CONFLICT DO NOTHING"))
+    return bool(insert(transaction, "usage_records", values, "ON CONFLICT DO NOTHING"))
 
 
 def usage_sums(
