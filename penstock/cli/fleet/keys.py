@@ -48,8 +48,6 @@ class Config:
 def run(config: Config) -> int:
     from penstock.assembly.gateway import open_gateway_database
     from penstock.service.gateway import audit, keys
-    from penstock.service.gateway.accounts import budgets
-    from penstock.service.gateway.accounts.money import nanodollars
     from penstock.service.gateway.settings import read_settings
 
     database = open_gateway_database(read_settings(config.gateway))
@@ -70,7 +68,6 @@ def run(config: Config) -> int:
             if config.action == "rotate":
                 key, record = keys.rotate_key(database, config.key_id, now, seconds(config.grace))
             else:
-                expires_at = now + seconds(config.expires) if config.expires else None
                 key, record = keys.create_key(
                     database,
                     name=config.name,
@@ -78,11 +75,9 @@ def run(config: Config) -> int:
                     now=now,
                     scopes=config.scope,
                     models=config.model,
-                    expires_at=expires_at,
+                    expires_s=seconds(config.expires) if config.expires else None,
                 )
-            if config.budget_usd is not None:
-                scope = f"key:{record.key_id}"
-                budgets.set_budget(database, scope, nanodollars(config.budget_usd), config.budget_period, now)
+            keys.bound_key(database, record.key_id, config.budget_usd, config.budget_period, now)
             about = f"{record.key_id} of {record.tenant}"
             audit.write_audit(database, audit.AuditEntry(now, _who(), f"{config.action} key", about))
             print(key)

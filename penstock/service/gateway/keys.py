@@ -11,6 +11,8 @@ from typing import Any
 
 from penstock.errors import ConfigError
 from penstock.service.edge.tokens import TokenHolder
+from penstock.service.gateway.accounts import budgets
+from penstock.service.gateway.accounts.money import nanodollars
 from penstock.service.gateway.schema import change
 from penstock.service.store.database import Database, insert, rows_as
 
@@ -54,7 +56,9 @@ def create_key(
     now: float,
     scopes: tuple[str, ...] = ("inference",),
     models: tuple[str, ...] = (),
-    expires_at: float | None = None,
+    expires_s: float | None = None,
+    budget_usd: float | None = None,
+    budget_period: str = "total",
 ) -> tuple[str, KeyRecord]:
     """The key, which is never shown again, and its record."""
     unknown = [scope for scope in scopes if scope not in SCOPES]
@@ -62,7 +66,16 @@ def create_key(
         raise ConfigError(f"there is no scope {unknown[0]!r}; choose of {', '.join(SCOPES)}")
     if not tenant or "," in tenant or any("," in model for model in models):
         raise ConfigError("a key needs a tenant; names hold no commas")
-    return _enter(database, KeyRecord("", b"", name, tenant, scopes, models, now, expires_at))
+    expires_at = None if expires_s is None else now + expires_s
+    made = _enter(database, KeyRecord("", b"", name, tenant, scopes, models, now, expires_at))
+    bound_key(database, made[1].key_id, budget_usd, budget_period, now)
+    return made
+
+
+def bound_key(database: Database, key_id: str, budget_usd: float | None, period: str, now: float) -> None:
+    """What may be spent with a key; nothing changes where no sum is named."""
+    if budget_usd is not None:
+        budgets.set_budget(database, f"key:{key_id}", nanodollars(budget_usd), period, now)
 
 
 def _enter(database: Database, wanted: KeyRecord) -> tuple[str, KeyRecord]:

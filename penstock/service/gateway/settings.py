@@ -122,6 +122,10 @@ class GatewaySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """None for a model that has no price, where there is none for all others either."""
         return self.prices.get(model) or self.prices.get(ANY_MODEL)
 
+    def cost(self, model: str, num_prompt: int, num_cached: int, num_output: int, tier: str) -> int:
+        """Nanodollars; what has no price costs as much as the dearest."""
+        return (self.price(model) or self.dearest).cost(num_prompt, num_cached, num_output, tier)
+
     @property
     def dearest(self) -> Price:
         """No model of ours costs more."""

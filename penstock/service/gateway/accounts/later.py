@@ -71,9 +71,8 @@ def write_bill(transaction: Transaction, bill: LaterBill, settings: GatewaySetti
     row = row_as(transaction, LaterRow, "SELECT * FROM later WHERE account = ?", (bill.account,))
     if row is None:
         return Billed(False)
-    price = settings.price(bill.model) or settings.dearest
-    cost = price.cost(bill.num_prompt, bill.num_cached, bill.num_output, row.tier)
     counts = (bill.num_prompt, bill.num_cached, bill.num_output)
+    cost = settings.cost(bill.model, *counts, row.tier)
     record = UsageRecord(
         unix_s, row.request_id, row.key_id, row.tenant, bill.model, row.tag, *counts, cost, "later", bill.id
     )

@@ -2,9 +2,10 @@
 
 import secrets
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from penstock.errors import ConfigError
+from penstock.service.gateway.accounts.money import NANO
 from penstock.service.store.database import Database, Transaction, insert
 
 GROUPS = {"key": "key_id", "tenant": "tenant", "model": "model", "tag": "tag", "day": "day"}
@@ -35,6 +36,11 @@ class UsageSum(NamedTuple):
     num_cached: int
     num_output: int
     cost: int
+
+    def row(self, by: Sequence[str]) -> dict[str, Any]:
+        """As clients and operators read it; `by` names its group."""
+        counts = {name: value for name, value in self._asdict().items() if name.startswith("num_")}
+        return dict(zip(by, self.group, strict=True)) | counts | {"cost_usd": self.cost / NANO}
 
 
 def insert_record(transaction: Transaction, record: UsageRecord) -> bool:

@@ -67,20 +67,7 @@ def list_keys(asked: DeskCall) -> Any:
 
 
 def create_key(asked: DeskCall) -> Any:
-    body, database, now = asked.body, asked.gateway.database, time.time()
-    expires_at = None if body.expires_s is None else now + body.expires_s
-    key, record = keys.create_key(
-        database,
-        name=body.name,
-        tenant=body.tenant,
-        now=now,
-        scopes=body.scopes,
-        models=body.models,
-        expires_at=expires_at,
-    )
-    if body.budget_usd is not None:
-        amount = nanodollars(body.budget_usd)
-        budgets.set_budget(database, f"key:{record.key_id}", amount, body.budget_period, now)
+    key, record = keys.create_key(asked.gateway.database, now=time.time(), **msgspec.structs.asdict(asked.body))
     return {"key": key, "id": record.key_id}
 
 
@@ -138,12 +125,7 @@ def delete_rule(asked: DeskCall) -> None:
 
 def usage(asked: DeskCall) -> Any:
     by = asked.by or ("tenant", "model")
-    return [
-        dict(zip(by, one.group, strict=True))
-        | {"num_requests": one.num_requests, "num_prompt": one.num_prompt, "num_cached": one.num_cached}
-        | {"num_output": one.num_output, "cost_usd": one.cost / 1e9}
-        for one in usage_sums(asked.gateway.database, by)
-    ]
+    return [one.row(by) for one in usage_sums(asked.gateway.database, by)]
 
 
 def list_audit(asked: DeskCall) -> Any:
