@@ -20,13 +20,8 @@ _HOMES = {
     "LLM": "penstock.offline.llm",
     "EngineConfig": "penstock.config",
     "SamplingParams": "penstock.runtime.core.request",
-    "CapacityError": "penstock.errors",
-    "ConfigError": "penstock.errors",
-    "EngineError": "penstock.errors",
-    "ModelFileError": "penstock.errors",
-    "PenstockError": "penstock.errors",
-    "RequestError": "penstock.errors",
 }
+"""Where public names are; errors are in their own module."""
 
 __all__ = [
     "LLM",
@@ -43,8 +38,8 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Public names load when first used, so that `penstock --help` imports no torch."""
-    if name not in _HOMES:
+    if name not in __all__:
         raise AttributeError(f"module 'penstock' has no attribute {name!r}")
     if name == "LLM":
         import_module("penstock.runtime.preload").begin()
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(_HOMES.get(name, "penstock.errors")), name)

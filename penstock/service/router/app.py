@@ -105,7 +105,7 @@ class RouterApp:
         self.on_change: Callable[[LiveReplica], None] = lambda replica: None
         self._numbers: dict[str, int] = {}
         self._ids, self._keys = random_names(24), random_names(32)
-        self._clients: set[InboundConnection] = set()
+        self.clients: set[InboundConnection] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._answers: set[asyncio.Task[None]] = set()
         """Of these, the ones that clients wait for."""
@@ -138,7 +138,7 @@ class RouterApp:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for client in tuple(self._clients):
+        for client in tuple(self.clients):
             client.abort()
         await self.members.close()
         self._guardrails.close()
@@ -151,9 +151,9 @@ class RouterApp:
         """Take nothing new and wait for what is under way, and for clients to read it; returns how many are left."""
         self.is_draining = True
         end_s = time.monotonic() + patience_s
-        for client in tuple(self._clients):
+        for client in tuple(self.clients):
             client.close_when_done()
-        while (self.num_open or any(one.has_unread for one in self._clients)) and time.monotonic() < end_s:
+        while (self.num_open or any(one.has_unread for one in self.clients)) and time.monotonic() < end_s:
             await asyncio.sleep(0.02)
         return self.num_open
 
@@ -185,12 +185,6 @@ class RouterApp:
         self.dispatch.changed(replica)
 
     # Clients
-
-    def opened(self, client: InboundConnection) -> None:
-        self._clients.add(client)
-
-    def closed(self, client: InboundConnection) -> None:
-        self._clients.discard(client)
 
     def check(self, method: str, path: str, headers: dict[bytes, bytes]) -> KeyRecord | PlainCaller | None:
         """Whose request it is; None where nobody need say. Raises Refusal."""
@@ -430,10 +424,10 @@ class RouterApp:
                 self.changed(replica)
             for replica in self.fleet.find_quiet(now):
                 self.members.hurry(replica)
-            self._stalls.sweep(self._clients, now)
+            self._stalls.sweep(self.clients, now)
             if needs_trim():
                 trim_memory()
-            for client in tuple(self._clients):
+            for client in tuple(self.clients):
                 if client.deadline_s is not None and now >= client.deadline_s:
                     client.abort()
             self.fleet.eject_outliers(now)

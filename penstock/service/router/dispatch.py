@@ -22,7 +22,6 @@ from penstock.service.router.proxy.incoming import Incoming
 from penstock.service.router.proxy.job import Job, RelayOutcome
 from penstock.service.router.proxy.prefill import Handovers
 from penstock.service.router.proxy.relay import Relay
-from penstock.service.router.proxy.replica_pool import ReplicaPool
 from penstock.service.router.record import DecisionLog
 
 RETRY_SHARE = 0.1
@@ -65,7 +64,7 @@ class Dispatcher:
 
     # Whom to ask
 
-    def choose(self, relay: Relay) -> tuple[LiveReplica, ReplicaPool]:
+    def choose(self, relay: Relay) -> LiveReplica:
         """Raises CapacityError where no replica takes requests."""
         job, now = relay.job, self.now()
         if job.holder:
@@ -88,10 +87,7 @@ class Dispatcher:
             meters.chosen_s.add(now - job.request.arrival_s)
         if not relay.has_begun:
             self.handovers.begin(job, replica, relay.tried)
-        return replica, self.members.pool(replica)
-
-    def pool_of(self, replica: LiveReplica) -> ReplicaPool:
-        return self.members.pool(replica)
+        return replica
 
     def _holder(self, job: Job) -> LiveReplica:
         """No other replica can answer: until it is back the request waits."""
@@ -99,14 +95,6 @@ class Dispatcher:
         if replica is None or replica.state is not ReplicaState.READY:
             raise CapacityError(f"the replica {job.holder} keeps this and is not ready; try later")
         return replica
-
-    def is_elsewhere(self, relay: Relay, status: int) -> bool:
-        job = relay.job
-        if status != 404 or not job.is_searched or relay.has_begun:
-            return False
-        return any(
-            one.name not in relay.tried and self.fleet.takes(one, self.now()) for one in self.fleet.serving(job.model)
-        )
 
     def answer_headers(self, relay: Relay) -> bytes:
         """Ours, in front of a replica's."""
@@ -169,17 +157,6 @@ class Dispatcher:
                 self.meters.fallbacks.add()
                 return
 
-    def fall_back(self, relay: Relay) -> bool:
-        job = relay.job
-        job.is_trial = False
-        while job.next_models:
-            job.model, *rest = job.next_models
-            job.next_models = tuple(rest)
-            if self.fleet.is_known(job.model):
-                self.meters.fallbacks.add()
-                return True
-        return False
-
     # Requests that wait for a replica
 
     def park(self, relay: Relay) -> None:
@@ -241,7 +218,7 @@ class Dispatcher:
         if gate is None or status != 200:
             return body
         model = job.model
-        if job.is_trial and gate.is_unsure(job, body) and self.fall_back(relay):
+        if job.is_trial and gate.is_unsure(job, body) and relay.fall_back():
             job.spent.append((model, relay.count or relay.estimate))
             return None
         return gate.keep(job, status, headers, body)
@@ -302,6 +279,5 @@ class Dispatcher:
         if relay.job.ticket is not None and self.gate is not None:
             self._settle(relay, self.gate, outcome, status)
         if relay.count is not None:
-            meters.tokens.add(relay.count.num_prompt, (("model", model), ("kind", "prompt")))
-            meters.tokens.add(relay.count.num_output, (("model", model), ("kind", "output")))
-            meters.tokens.add(relay.count.num_cached, (("model", model), ("kind", "cached")))
+            for kind, count in zip(("prompt", "output", "cached"), relay.count):
+                meters.tokens.add(count, (("model", model), ("kind", kind)))

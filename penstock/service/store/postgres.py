@@ -29,7 +29,7 @@ class PostgresTransaction(Transaction):
 class PostgresDatabase(Database):
     """Needs psycopg: pip install 'penstock[postgres]'."""
 
-    def __init__(self, url: str, schemas: Sequence[Schema], num_connections: int = NUM_CONNECTIONS) -> None:
+    def __init__(self, url: str, schemas: Sequence[Schema]) -> None:
         try:
             import psycopg
         except ImportError as error:
@@ -46,7 +46,7 @@ class PostgresDatabase(Database):
                     migrate(PostgresTransaction(connection), schema)
         except psycopg.Error as error:
             raise ConfigError(f"cannot use the PostgreSQL database: {str(error).strip()}") from error
-        for number in range(num_connections):
+        for number in range(NUM_CONNECTIONS):
             self._start(f"store-{number}", jobs, self._work)
 
     def _work(self) -> None:

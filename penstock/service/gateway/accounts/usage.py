@@ -49,23 +49,17 @@ def insert_record(transaction: Transaction, record: UsageRecord) -> bool:
     return bool(insert(transaction, "usage_records", values, "ON CONFLICT DO NOTHING"))
 
 
-def usage_sums(
-    database: Database, by: Sequence[str], since: float = 0.0, until: float = 1e12, tenant: str = ""
-) -> list[UsageSum]:
+def usage_sums(database: Database, by: Sequence[str], since: float = 0.0, tenant: str = "") -> list[UsageSum]:
     """Sums by key, tenant, model, tag or day (UTC), the dearest first."""
     unknown = [name for name in by if name not in GROUPS]
     if unknown:
         raise ConfigError(f"usage is not kept by {unknown[0]!r}; choose of {', '.join(GROUPS)}")
     columns = [GROUPS[name] for name in by]
-    source = "SELECT *, CAST(at AS BIGINT) / 86400 AS day FROM usage_records WHERE at >= ? AND at < ?"
-    values: list[object] = [since, until]
-    if tenant:
-        source += " AND tenant = ?"
-        values.append(tenant)
+    source = "SELECT *, CAST(at AS BIGINT) / 86400 AS day FROM usage_records WHERE at >= ? AND ? IN ('', tenant)"
     listed = ", ".join(columns)
     grouped = f" GROUP BY {listed}" if columns else ""
     sql = f"SELECT {listed + ', ' if listed else ''}{_SUMS} FROM ({source}) AS records{grouped}"
-    rows = database.read(lambda t: t.rows(sql, values)).result()
+    rows = database.read(lambda t: t.rows(sql, (since, tenant))).result()
     found = [
         UsageSum(tuple(str(one) for one in row[: len(columns)]), *(int(one or 0) for one in row[len(columns) :]))
         for row in rows

@@ -48,16 +48,10 @@ class AdminApi:
         self._keys = ApiKeys((key,))
         self.bodies = BodiesInFlight(4 * MAX_BODY_BYTES, has_tenants=False)
         self._audit = audit or _say
-        self._clients: set[InboundConnection] = set()
-
-    def opened(self, client: InboundConnection) -> None:
-        self._clients.add(client)
-
-    def closed(self, client: InboundConnection) -> None:
-        self._clients.discard(client)
+        self.clients: set[InboundConnection] = set()
 
     def close(self) -> None:
-        for client in tuple(self._clients):
+        for client in tuple(self.clients):
             client.abort()
 
     def check(self, method: str, path: str, headers: dict[bytes, bytes]) -> None:

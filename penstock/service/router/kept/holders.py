@@ -40,8 +40,7 @@ def kept_ids(path: str, wanted: Wanted) -> list[bytes]:
 class Holders:
     """Replicas by what they keep; what was not asked for longest is forgotten first, and searched when asked for again."""
 
-    def __init__(self, max_known: int = MAX_KNOWN) -> None:
-        self._max_known = max_known
+    def __init__(self) -> None:
         self._holders: OrderedDict[tuple[str, bytes], str] = OrderedDict()
 
     def find(self, tenant: str, ids: list[bytes]) -> str:
@@ -58,5 +57,5 @@ class Holders:
         for id_ in _FOUND.findall(answer[:MAX_READ_BYTES]):
             self._holders[tenant, id_] = replica
             self._holders.move_to_end((tenant, id_))
-        while len(self._holders) > self._max_known:
+        while len(self._holders) > MAX_KNOWN:
             self._holders.popitem(last=False)

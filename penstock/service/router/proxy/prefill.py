@@ -26,10 +26,9 @@ class PrefillRun:
 
     def __init__(self, host: RelayHost, replica: LiveReplica, job: Job, num_tokens: int) -> None:
         self._host = host
-        pool = host.pool_of(replica)
-        self._attempt = Attempt(self, host, replica, pool, num_tokens)
+        self._attempt = Attempt(self, host, replica, num_tokens)
         self._status = 0
-        self._attempt.send(job.asking_prefill(pool))
+        self._attempt.send(job.asking_prefill(self._attempt.pool))
 
     @property
     def is_running(self) -> bool:
