@@ -16,13 +16,6 @@ if TYPE_CHECKING:
     from penstock.offline.llm import LLM
     from penstock.runtime.core.request import SamplingParams
 
-_HOMES = {
-    "LLM": "penstock.offline.llm",
-    "EngineConfig": "penstock.config",
-    "SamplingParams": "penstock.runtime.core.request",
-}
-"""Where public names are; errors are in their own module."""
-
 __all__ = [
     "LLM",
     "CapacityError",
@@ -35,11 +28,17 @@ __all__ = [
     "SamplingParams",
 ]
 
+_HOMES = dict.fromkeys(__all__, "penstock.errors") | {
+    "LLM": "penstock.offline.llm",
+    "EngineConfig": "penstock.config",
+    "SamplingParams": "penstock.runtime.core.request",
+}
+
 
 def __getattr__(name: str) -> Any:
     """Public names load when first used, so that `penstock --help` imports no torch."""
-    if name not in __all__:
+    if name not in _HOMES:
         raise AttributeError(f"module 'penstock' has no attribute {name!r}")
     if name == "LLM":
         import_module("penstock.runtime.preload").begin()
-    return getattr(import_module(_HOMES.get(name, "penstock.errors")), name)
+    return getattr(import_module(_HOMES[name]), name)
