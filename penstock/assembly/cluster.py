@@ -184,7 +184,7 @@ async def _keep(controller: Controller, ray_cluster: RayCluster, url: str, look_
         await controller.look()
         num_new, num_logged = controller.num_noted - num_logged, controller.num_noted
         for event in controller.events[-num_new:] if num_new else ():
-            LOGGER.info("%s", event.words)
+            LOGGER.info("%s", event)
         await ray_cluster.show(state_of(controller, url, ray_cluster.num_nodes()))
         await asyncio.sleep(look_s)
 
@@ -210,5 +210,5 @@ def state_of(controller: Controller, url: str, num_nodes: int) -> dict[str, Any]
             }
             for replica in controller.replicas.values()
         ],
-        "events": [event.words for event in controller.events[-10:]],
+        "events": controller.events[-10:],
     }

@@ -64,10 +64,6 @@ class Flag:
         return self.role == "setting"
 
     @property
-    def is_advanced(self) -> bool:
-        return self.role == "advanced"
-
-    @property
     def label(self) -> str:
         if self.is_setting:
             return self.key

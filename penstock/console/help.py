@@ -46,11 +46,9 @@ def command_help(program: str, config: type, width: int) -> str:
         lines.append("")
     for flag in positionals:
         lines += layout(flag.metavar, flag_help(flag, field_docstrings(flag.owner)), width)
-    for tables, members in by_tables(
-        flag for flag in flags if not (flag.is_positional or flag.is_advanced or flag.is_setting)
-    ).items():
+    for tables, members in by_tables(flag for flag in flags if not (flag.is_positional or flag.role)).items():
         lines += ["", _heading(tables, members[0].owner), *_rows(members, width)]
-    advanced = [flag for flag in flags if flag.is_advanced]
+    advanced = [flag for flag in flags if flag.role == "advanced"]
     if advanced:
         lines += ["", "advanced, which few need:", *_rows(advanced, width)]
     settings = [flag for flag in flags if flag.is_setting]

@@ -16,7 +16,7 @@ from penstock.runtime.core.batch import Delta, Fault, Finish
 
 
 class Outcome(StrEnum):
-    """How a request ended; a request has exactly one."""
+    """How a request ended, from the best to the worst; a request has exactly one."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -118,12 +118,7 @@ class Timeline:
         return (self.last_token_s - self.first_token_s) / num_gaps
 
 
-_SEVERITY = {
-    outcome: number
-    for number, outcome in enumerate(
-        (Outcome.STOP, Outcome.LENGTH, Outcome.CANCELLED, Outcome.DEADLINE, Outcome.ERROR, Outcome.REFUSED)
-    )
-}
+_SEVERITY = {outcome: number for number, outcome in enumerate(Outcome)}
 
 _OUTCOME_OF_FAULT = {
     Fault.REQUEST: Outcome.REFUSED,

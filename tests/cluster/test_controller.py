@@ -109,7 +109,7 @@ def test_a_replica_serves_once_it_is_ready() -> None:
     assert bench.served == set()
     bench.ready("replica-1")
     assert bench.served == {"replica-1"}
-    assert "load the model 3.0 s" in bench.controller.events[-1].words
+    assert "load the model 3.0 s" in bench.controller.events[-1]
 
 
 def test_load_orders_another_and_its_end_drains_one_before_it_goes() -> None:

@@ -55,7 +55,9 @@ def run(config: Config) -> int:
     try:
         if config.action == "list":
             for record in keys.list_keys(database):
-                print(_row(record, now))
+                state = "valid" if record.is_valid(now) else "revoked" if record.revoked_at else "expired"
+                scopes = ",".join(record.scopes)
+                print(f"{record.key_id}  {state:8}  {record.tenant:16}  {scopes:16}  {record.name}")
         elif config.action == "revoke":
             keys.revoke_key(database, config.key_id, now)
             audit.write_audit(database, audit.AuditEntry(now, _who(), "revoke key", config.key_id))
@@ -99,10 +101,3 @@ def seconds(text: str) -> float:
     if not found:
         raise ConfigError(f"{text!r} is no time; write 90m, 12h or 30d")
     return int(found.group(1)) * UNITS[found.group(2)]
-
-
-def _row(record: object, now: float) -> str:
-    key_id, name, tenant = record.key_id, record.name, record.tenant  # type: ignore[attr-defined]
-    state = "valid" if record.is_valid(now) else "revoked" if record.revoked_at else "expired"  # type: ignore[attr-defined]
-    scopes = ",".join(record.scopes)  # type: ignore[attr-defined]
-    return f"{key_id}  {state:8}  {tenant:16}  {scopes:16}  {name}"

@@ -80,12 +80,6 @@ class PlacedReplica:
 
 
 @dataclass(slots=True)
-class ClusterEvent:
-    time_s: float
-    words: str
-
-
-@dataclass(slots=True)
 class Controller:
     """Sole writer of what replicas there are."""
 
@@ -99,7 +93,7 @@ class Controller:
     unix_clock: Callable[[], float] = time.time
     served: ServedRate = field(default_factory=ServedRate)
     replicas: dict[str, PlacedReplica] = field(default_factory=dict)
-    events: list[ClusterEvent] = field(default_factory=list)
+    events: list[str] = field(default_factory=list)
     """The last hundred."""
     num_noted: int = 0
     """Events so far."""
@@ -213,7 +207,7 @@ class Controller:
 
     def _note(self, words: str) -> None:
         self.num_noted += 1
-        self.events.append(ClusterEvent(self.clock(), words))
+        self.events.append(words)
         del self.events[:-100]
 
 

@@ -10,7 +10,7 @@ import msgspec
 
 from penstock.errors import ConfigError
 from penstock.service.gateway.schema import change
-from penstock.service.gateway.settings import GatewaySettings, check_settings
+from penstock.service.gateway.settings import GatewaySettings, settings_of
 from penstock.service.store.database import Database, Transaction, insert
 
 KINDS = ("tiers", "tenants", "prices", "models")
@@ -30,12 +30,7 @@ def merged(base: GatewaySettings, rules: Rules) -> GatewaySettings:
     raw = msgspec.to_builtins(base)
     for kind in KINDS:
         raw[kind] = dict(raw[kind]) | rules.get(kind, {})
-    try:
-        settings = msgspec.convert(raw, GatewaySettings)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"the rule cannot be read: {error}") from None
-    check_settings(settings)
-    return settings
+    return settings_of(raw, "the rule cannot be read")
 
 
 def put_rule(database: Database, base: GatewaySettings, kind: str, name: str, value: Any) -> None:

@@ -4,10 +4,10 @@ Everything it decides by is elsewhere: the edge and `gate.py` say who may, `disp
 """
 
 import asyncio
+import contextlib
 import re
 import time
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -23,12 +23,13 @@ from penstock.service.edge.stamp import random_names
 from penstock.service.edge.tls import TlsContexts
 from penstock.service.gateway.gateway import Gateway
 from penstock.service.gateway.keys import KeyRecord
+from penstock.service.gateway.limits import Denied
 from penstock.service.gateway.settings import GuardrailSettings
 from penstock.service.router.dispatch import Dispatcher
 from penstock.service.router.fleet import LiveFleet, LiveReplica, ReplicaState
-from penstock.service.router.gate import Gate
+from penstock.service.router.gate import Gate, refusal_of
 from penstock.service.router.guardrails import Guardrails
-from penstock.service.router.kept.bills import BillCollector
+from penstock.service.router.kept.bills import collect_bills
 from penstock.service.router.kept.holders import LISTS, keeps, kept_ids
 from penstock.service.router.kept.lists import merged_list
 from penstock.service.router.members import Members
@@ -38,7 +39,6 @@ from penstock.service.router.proxy.client import InboundConnection, shutting_dow
 from penstock.service.router.proxy.incoming import NO_CALLER, AnswerSink, Incoming, PlainCaller
 from penstock.service.router.proxy.job import PROMPT_PATHS, Job, RelayOutcome
 from penstock.service.router.proxy.relay import Relay
-from penstock.service.router.proxy.replica_pool import ReplicaPool
 from penstock.service.router.proxy.sockets import RelayedSocket
 from penstock.service.router.surface import OWN_ROUTES, is_for_any_replica, metrics, metrics_of_no_tenant, page_answer
 from penstock.service.router.trace import RouterTracer
@@ -92,7 +92,7 @@ class RouterApp:
         self.access = Access(listen, ApiKeys(listen.api_key))
         self._metrics_keys = ApiKeys((metrics_key,) if metrics_key else ())
         self.gate = Gate(gateway, self.fleet) if gateway is not None else None
-        self.dispatch = Dispatcher(config, self.fleet, self.access, self.gate)
+        self.dispatch = Dispatcher(config, self.fleet, self.access, self.gate, self.run)
         self.meters = self.dispatch.meters
         self._guardrails = Guardrails(self.meters.guardrails, self._answer, self._refuse)
         self.tls = TlsContexts(listen.tls)
@@ -113,15 +113,16 @@ class RouterApp:
     # From start to end
 
     def start(self) -> None:
-        self._run(self._sweep())
-        self._run(self.tls.watch())
+        self.run(self._sweep())
+        self.run(self.tls.watch())
         if self.access.tokens is not None:
-            self._run(self.access.tokens.watch())
+            self.run(self.access.tokens.watch())
         if self.gate is not None:
-            self._run(self.gate.refresh())
-            self._run(BillCollector(self.gate.gateway, self.members).run())
+            self.run(self.gate.refresh())
+            self.run(collect_bills(self.gate.gateway, self.members))
 
-    def _run(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def run(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Until it ends, or the router does."""
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -129,7 +130,7 @@ class RouterApp:
 
     def _answer(self, work: Coroutine[Any, Any, None]) -> None:
         """A part of a request's way that takes its time; a drain waits for it."""
-        task = self._run(work)
+        task = self.run(work)
         self._answers.add(task)
         task.add_done_callback(self._answers.discard)
 
@@ -222,7 +223,7 @@ class RouterApp:
                 self._route(request, request_id, client)
             else:
                 raise not_found("there is no such path here")
-        except Refusal as error:
+        except (Refusal, Denied) as error:
             self._refuse(request, request_id, client, error)
 
     def refuse(self, request: Incoming, client: AnswerSink, error: Refusal) -> None:
@@ -249,20 +250,21 @@ class RouterApp:
             if client.is_open:
                 client.respond(*self._own_answer(request, request_id, 200, "application/json", body))
 
-    @contextmanager
+    @contextlib.contextmanager
     def _refusing(
         self, request: Incoming, request_id: bytes, client: AnswerSink, job: Job | None = None
     ) -> Iterator[None]:
         """What is refused inside is told to the client, if it is still there, and costs nothing."""
         try:
             yield
-        except Refusal as error:
+        except (Refusal, Denied) as error:
             if job is not None:
                 self._take_back(job)
             if client.is_open:
                 self._refuse(request, request_id, client, error)
 
-    def _refuse(self, request: Incoming, request_id: bytes, client: AnswerSink, error: Refusal) -> None:
+    def _refuse(self, request: Incoming, request_id: bytes, client: AnswerSink, fault: Refusal | Denied) -> None:
+        error = refusal_of(fault) if isinstance(fault, Denied) else fault
         self.meters.refused.add(1, (("code", error.code or str(error.status)),))
         status, body = error.worded(request.path, request_id)
         status, lines, body = self._own_answer(request, request_id, status, "application/json", body)
@@ -297,46 +299,41 @@ class RouterApp:
             job.ticket = self.gate.admit(request.caller, request, request_id, wanted)
             models = job.ticket.targets.models
             job.model = next((model for model in models if self.fleet.is_known(model)), models[0])
-            if job.ticket.scopes:
-                self._answer(self._reserve(job, client, self.gate))
-                return
+        if self._must_wait(job):
+            self._answer(self._prepare(job, client))
+            return
         try:
-            self._start(job, client)
+            self._begin(job, client)
         except Refusal:
             self._take_back(job)
             raise
 
-    async def _reserve(self, job: Job, client: AnswerSink, gate: Gate) -> None:
-        """Money first: the request begins when it is set aside."""
+    def _must_wait(self, job: Job) -> bool:
+        """Money is set aside first, or a replica asked what the prompt is made of."""
+        is_asked = self.dispatch.is_told and job.request.path in PROMPT_PATHS
+        return is_asked or (job.ticket is not None and bool(job.ticket.scopes))
+
+    async def _prepare(self, job: Job, client: AnswerSink) -> None:
         with self._refusing(job.request, job.request_id, client, job):
-            await gate.reserve(job.ticket)
+            if self.gate is not None:
+                await self.gate.reserve(job.ticket)
+            if self.dispatch.is_told and job.request.path in PROMPT_PATHS:
+                await self._learn_blocks(job)
             if not client.is_open:
                 raise unavailable("its client left", 1)
-            self._start(job, client)
-
-    def _start(self, job: Job, client: AnswerSink) -> None:
-        """Where replicas report their caches, one of them is asked first what the prompt is made of. Raises Refusal."""
-        pools: list[ReplicaPool] = []
-        if self.dispatch.is_told and job.request.path in PROMPT_PATHS:
-            pools = [pool for one, pool in self.members if pool.is_ours and self.fleet.takes(one, time.monotonic())]
-        if pools:
-            self._answer(self._learn_blocks(job, client, pools[job.call.number % len(pools)]))
-        else:
             self._begin(job, client)
 
-    async def _learn_blocks(self, job: Job, client: AnswerSink, pool: ReplicaPool) -> None:
+    async def _learn_blocks(self, job: Job) -> None:
         """The engine's own words for the prompt; where they do not come, the request goes to the least busy."""
-        with self._refusing(job.request, job.request_id, client, job):
-            try:
-                found = await fetch(pool, job.asking_blocks(pool), BLOCKS_S)
-                if found.status == 200:
-                    num_tokens, hashes = kv_events.read_prompt_blocks(found.body)
-                    job.call = job.call._replace(hashes=hashes, num_tokens=num_tokens)
-            except (OSError, ValueError):
-                pass
-            if not client.is_open:
-                raise unavailable("its client left", 1)
-            self._begin(job, client)
+        pools = [pool for one, pool in self.members if pool.is_ours and self.fleet.takes(one, time.monotonic())]
+        if not pools:
+            return
+        pool = pools[job.call.number % len(pools)]
+        with contextlib.suppress(OSError, ValueError):
+            found = await fetch(pool, job.asking(pool, kv_events.BLOCKS_HEADER), BLOCKS_S)
+            if found.status == 200:
+                num_tokens, hashes = kv_events.read_prompt_blocks(found.body)
+                job.call = job.call._replace(hashes=hashes, num_tokens=num_tokens)
 
     def _begin(self, job: Job, client: AnswerSink) -> None:
         request = job.request

@@ -3,17 +3,18 @@
 What a relay asks of the router (`proxy/host.py`) is answered here; it decides by `policy.py`, `fleet.py` and the gate.
 """
 
-import asyncio
 import time
+from collections.abc import Callable
 
 from penstock.errors import CapacityError
 from penstock.service.config import RouterConfig
 from penstock.service.edge.access import Access
-from penstock.service.edge.refusal import Refusal, unavailable
+from penstock.service.edge.refusal import unavailable
+from penstock.service.gateway.limits import Denied
 from penstock.service.gateway.ticket import Spent
 from penstock.service.marks import TokenBound
 from penstock.service.router.fleet import LiveFleet, LiveReplica, ReplicaState
-from penstock.service.router.gate import Gate
+from penstock.service.router.gate import Gate, refusal_of
 from penstock.service.router.kept.holders import Holders
 from penstock.service.router.members import Members
 from penstock.service.router.meters import RouterMeters
@@ -35,7 +36,9 @@ MAX_ENLARGED = 4
 class Dispatcher:
     """Owns the requests under way. Lives on the router's event loop."""
 
-    def __init__(self, config: RouterConfig, fleet: LiveFleet, access: Access, gate: Gate | None) -> None:
+    def __init__(
+        self, config: RouterConfig, fleet: LiveFleet, access: Access, gate: Gate | None, run: Callable[..., object]
+    ) -> None:
         self.config = config
         self.fleet = fleet
         self.access = access
@@ -53,7 +56,7 @@ class Dispatcher:
         self.reads_chunks = POLICIES[config.policy](config.seed).reads_hashes and not self.is_told
         self.handovers = Handovers(self, config.handover)
         self._policies: dict[str, Policy] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._run = run
         self._retry_credit = FIRST_RETRY_CREDIT
 
     now = staticmethod(time.monotonic)
@@ -245,16 +248,14 @@ class Dispatcher:
         if ticket is None or self.gate is None or ticket.is_settled or relay.job.num_enlarged >= MAX_ENLARGED:
             return False
         relay.job.num_enlarged += 1
-        task = asyncio.ensure_future(self._enlarge(relay, self.gate, needs))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._run(self._enlarge(relay, self.gate, needs))
         return True
 
     async def _enlarge(self, relay: Relay, gate: Gate, needs: TokenBound) -> None:
         try:
             await gate.enlarge(relay.job.ticket, needs)
-        except Refusal as error:
-            relay.refuse(error, RelayOutcome.REFUSED)
+        except Denied as denied:
+            relay.refuse(refusal_of(denied), RelayOutcome.REFUSED)
             return
         if not relay.is_over:
             relay.tried.clear()

@@ -64,7 +64,7 @@ class Gate:
         return record
 
     def admit(self, key: KeyRecord, request: Incoming, request_id: bytes, wanted: Wanted) -> Admittance:
-        """Raises Refusal, also for what cannot be read and so not be priced."""
+        """Raises Denied, and Refusal for what cannot be read and so not be priced."""
         reading = self._reading(request)
         name, bound, tier, later = wanted.model or "", TokenBound(0, 0), "", ""
         if reading is not None:
@@ -77,10 +77,7 @@ class Gate:
         ask = Asking(
             request_id.decode("latin-1"), model, *bound, tag, wanted.session, tier, later, is_free=reading is None
         )
-        try:
-            return self.gateway.admit(key, ask, self._load, random.random(), time.monotonic())
-        except Denied as denied:
-            raise refusal_of(denied) from None
+        return self.gateway.admit(key, ask, self._load, random.random(), time.monotonic())
 
     @staticmethod
     def _reading(request: Incoming) -> TokenReading | None:
@@ -113,16 +110,10 @@ class Gate:
         return next(iter(self._fleet.models), "")
 
     async def enlarge(self, ticket: Admittance, needs: TokenBound) -> None:
-        try:
-            await self.gateway.enlarge(ticket, needs, time.monotonic(), time.time())
-        except Denied as denied:
-            raise refusal_of(denied) from None
+        await self.gateway.enlarge(ticket, needs, time.monotonic(), time.time())
 
     async def reserve(self, ticket: Admittance) -> None:
-        try:
-            await self.gateway.reserve(ticket, time.time())
-        except Denied as denied:
-            raise refusal_of(denied) from None
+        await self.gateway.reserve(ticket, time.time())
 
     def settle(self, ticket: Admittance, spent: Sequence[Spent], outcome: str) -> None:
         self.gateway.settle(ticket, () if ticket.ask.is_free else spent, outcome, time.monotonic(), time.time())

@@ -131,7 +131,7 @@ class GuardedAnswer:
         if status != 200:
             self._sink.respond(status, headers, body)
         else:
-            self._run(self._pass_whole(status, headers, body))
+            self._run(self._pass(body, False, partial(self._sink.respond, status, headers)))
 
     def begin(self, status: int, headers: bytes) -> None:
         self._begun = (status, headers)
@@ -142,23 +142,16 @@ class GuardedAnswer:
             self._parts.append(data)
 
     def end(self) -> None:
-        self._run(self._pass_stream())
+        is_stream = any(kind in self._begun[1] for kind in STREAMS)
+        self._run(self._pass(b"".join(self._parts), is_stream, self._send_stream))
 
-    async def _pass_whole(self, status: int, headers: bytes, body: bytes) -> None:
-        passed = await self._judged(body, False)
-        if passed is not None:
-            self._sink.respond(status, headers, passed)
+    def _send_stream(self, passed: bytes) -> None:
+        self._sink.begin(*self._begun)
+        self._sink.write(passed)
+        self._sink.end()
 
-    async def _pass_stream(self) -> None:
-        status, headers = self._begun
-        passed = await self._judged(b"".join(self._parts), any(kind in headers for kind in STREAMS))
-        if passed is not None:
-            self._sink.begin(status, headers)
-            self._sink.write(passed)
-            self._sink.end()
-
-    async def _judged(self, answer: bytes, is_stream: bool) -> bytes | None:
-        """None where nobody waits for it any more, or it was refused."""
+    async def _pass(self, answer: bytes, is_stream: bool, send: Callable[[bytes], None]) -> None:
+        """On to the client, unless it is refused or nobody waits for it any more."""
         try:
             if self._num_bytes > MAX_HELD_BYTES:
                 raise Refusal(413, "the answer is too long to be judged by a guardrail; ask for less")
@@ -166,8 +159,9 @@ class GuardedAnswer:
         except Refusal as error:
             if self._sink.is_open:
                 self._refuse(error)
-            return None
-        return passed if self._sink.is_open else None
+            return
+        if self._sink.is_open:
+            send(passed)
 
 
 def _judged(stage: str, request: Incoming, request_id: bytes, answer: msgspec.Raw | str | None = None) -> Judged:

@@ -9,7 +9,7 @@ from penstock.service.config import RouterConfig
 from penstock.service.gateway.settings import OUTSIDE
 from penstock.service.router.fleet import LiveFleet, LiveReplica
 from penstock.service.router.policy import TOLD_POLICIES
-from penstock.service.router.probe import BlockFollower, Probe
+from penstock.service.router.probe import Probe, follow_blocks
 from penstock.service.router.proxy.replica_pool import ReplicaPool
 from penstock.service.upstream.endpoint import endpoint_of
 
@@ -43,7 +43,7 @@ class Members:
         self._pools[name] = pool
         self._probes[name] = (probe, asyncio.ensure_future(probe.run()))
         if self._config.policy in TOLD_POLICIES:
-            self._followers[name] = asyncio.ensure_future(BlockFollower(self._fleet, replica, pool).run())
+            self._followers[name] = asyncio.ensure_future(follow_blocks(self._fleet, replica, pool))
         return replica
 
     def add_outside(self, name: str, url: str, model: str, key: str) -> None:

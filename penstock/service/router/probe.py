@@ -160,31 +160,20 @@ FOREIGN_PAUSE_S = 10.0
 """Between two looks at a server that has no such stream."""
 
 
-class BlockFollower:
-    """One replica's; `run` until cancelled."""
-
-    def __init__(self, fleet: LiveFleet, replica: LiveReplica, pool: ReplicaPool) -> None:
-        self._fleet = fleet
-        self._replica = replica
-        self._pool = pool
-
-    async def run(self) -> None:
-        while True:
-            status = 0
-            if self._replica.state is ReplicaState.READY:
-                with contextlib.suppress(OSError):
-                    status = await self._follow()
-            await asyncio.sleep(FOREIGN_PAUSE_S if status in (404, 405) else PAUSE_S)
-
-    async def _follow(self) -> int:
-        """Until the stream ends; its status. Raises OSError where there is no connection, or none any more."""
-        connection = await self._pool.connect()
-        exchange = BlockExchange(self._fleet, self._replica)
-        connection.send(self._pool.request("GET", f"{kv_events.EVENTS_PATH}?follow=1"), exchange)
-        try:
-            return (await exchange.done).status
-        finally:
-            connection.abandon(exchange)
+async def follow_blocks(fleet: LiveFleet, replica: LiveReplica, pool: ReplicaPool) -> None:
+    """Runs until cancelled."""
+    while True:
+        status = 0
+        if replica.state is ReplicaState.READY:
+            with contextlib.suppress(OSError):  # there is no connection, or none any more
+                connection = await pool.connect()
+                exchange = BlockExchange(fleet, replica)
+                connection.send(pool.request("GET", f"{kv_events.EVENTS_PATH}?follow=1"), exchange)
+                try:
+                    status = (await exchange.done).status
+                finally:
+                    connection.abandon(exchange)
+        await asyncio.sleep(FOREIGN_PAUSE_S if status in (404, 405) else PAUSE_S)
 
 
 class BlockExchange(Fetch):

@@ -44,7 +44,6 @@ class AdminApi:
     def __init__(self, app: RouterApp, key: str, audit: Audit | None = None) -> None:
         self._app = app
         self._gateway = app.gate.gateway if app.gate is not None else None
-        self._tasks: set[asyncio.Task[None]] = set()
         self._keys = ApiKeys((key,))
         self.bodies = BodiesInFlight(4 * MAX_BODY_BYTES, has_tenants=False)
         self._audit = audit or _say
@@ -69,9 +68,7 @@ class AdminApi:
         words = tuple(unquote(word) for word in request.path.strip("/").split("/"))
         gateway, row = self._gateway, find(request.method, words)
         if row is not None and gateway is not None:
-            task = asyncio.ensure_future(self._serve_desk(request, client, gateway, *row))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._app.run(self._serve_desk(request, client, gateway, *row))
             return
         try:
             client.respond(200, JSON_LINE, self._answer(request))

@@ -128,15 +128,8 @@ class Job:
         target = request.target if not query else f"{request.target}?{query}"
         return b"".join((pool.head(request.method, target), *lines, b"\r\n", body))
 
-    def asking_blocks(self, pool: ReplicaPool) -> bytes:
-        """The same request, asked only what blocks its prompt is made of."""
-        return self._asking(pool, kv_events.BLOCKS_HEADER)
-
-    def asking_prefill(self, pool: ReplicaPool) -> bytes:
-        """The same request, of which only the prompt is to be computed."""
-        return self._asking(pool, kv_events.PREFILL_HEADER)
-
-    def _asking(self, pool: ReplicaPool, header: bytes) -> bytes:
+    def asking(self, pool: ReplicaPool, header: bytes) -> bytes:
+        """The same request, of which only this is wanted: the blocks its prompt is made of, or that they are computed."""
         head, end, body = self.data(pool, None).partition(b"\r\n\r\n")
         return head + b"\r\n%b: 1" % header + end + body
 

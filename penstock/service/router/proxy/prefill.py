@@ -7,7 +7,7 @@ a replica that finds no blocks computes the prompt itself.
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from penstock.service.kv_events import BlockOffer
+from penstock.service.kv_events import PREFILL_HEADER, BlockOffer
 from penstock.service.router.fleet import LiveReplica
 from penstock.service.router.handover import FETCHED_BYTES_S, HandoverVerdict, PromptSite, Transfer, judge_handover
 from penstock.service.router.policy import RoutedCall, num_held
@@ -28,7 +28,7 @@ class PrefillRun:
         self._host = host
         self._attempt = Attempt(self, host, replica, num_tokens)
         self._status = 0
-        self._attempt.send(job.asking_prefill(self._attempt.pool))
+        self._attempt.send(job.asking(self._attempt.pool, PREFILL_HEADER))
 
     @property
     def is_running(self) -> bool:
