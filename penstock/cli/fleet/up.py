@@ -9,7 +9,7 @@ from typing import Any
 
 from penstock.cli.serve import KEY_VARIABLE
 from penstock.cli.serve import Config as ServeConfig
-from penstock.config import CacheConfig, EngineConfig, ModelConfig, ParallelConfig, SchedulerConfig
+from penstock.config import CacheConfig, ModelConfig, ParallelConfig, SchedulerConfig
 from penstock.console import config_file
 from penstock.errors import ConfigError
 from penstock.runtime.models.ranks import Ranks
@@ -67,9 +67,8 @@ def run(config: Config) -> int:
     key = os.environ.get(KEY_VARIABLE)
     listen = replace(config.listen, api_key=(*config.listen.api_key, key)) if key else config.listen
     listen.check_keyed()
-    num_ranks = check(EngineConfig(config.model, config.cache, config.scheduler, config.parallel))
-    asked = config.cluster
-    num_ranks //= config.parallel.nodes  # on one node
+    asked, layout = config.cluster, config.parallel
+    num_ranks = Ranks(layout.tensor, layout.pipeline, layout.expert).num_ranks // layout.nodes  # on one node
     on_gpus = num_ranks if config.model.device == "cuda" else 0
     replica_key = secrets.token_urlsafe(24)
     serve = ServeConfig(
@@ -91,12 +90,6 @@ def run(config: Config) -> int:
             num_nodes=config.parallel.nodes,
         )
     )
-
-
-def check(engine: EngineConfig) -> int:
-    """Raise ConfigError, before anything is placed, if no replica could be made so; returns its ranks."""
-    asked = engine.parallel
-    return Ranks(asked.tensor, asked.pipeline, asked.expert).num_ranks
 
 
 def _with_file(config: Config) -> Config:

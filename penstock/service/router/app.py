@@ -49,19 +49,9 @@ BLOCKS_S = 0.5
 """How long a replica may take to say what blocks a prompt is made of."""
 PROXIED = ("/v1/", "/api/")
 METRICS_PATH = "/metrics"
-PROXIED_PATHS = frozenset(
-    (
-        "/tokenize",
-        "/detokenize",
-        "/rerank",
-        "/score",
-        "/v2/rerank",
-        "/completion",
-        "/embedding",
-        "/docs",
-        "/openapi.json",
-    )
-)
+_TOKEN_PATHS = ("/tokenize", "/detokenize", "/completion", "/embedding")
+_RANK_PATHS = ("/rerank", "/score", "/v2/rerank")
+PROXIED_PATHS = frozenset((*_TOKEN_PATHS, *_RANK_PATHS, "/docs", "/openapi.json"))
 SHORT_PATHS = re.compile(r"/(?:chat/completions|completions|embeddings|responses|models)(?:/.*)?")
 """Clients leave `/v1` out; everything is decided by the full path."""
 _ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")

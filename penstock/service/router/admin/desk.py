@@ -10,7 +10,7 @@ from penstock.errors import ConfigError
 from penstock.service.edge.refusal import Refusal
 from penstock.service.gateway import audit, keys, rules
 from penstock.service.gateway.accounts import budgets
-from penstock.service.gateway.accounts.money import nanodollars
+from penstock.service.gateway.accounts.money import NANO, nanodollars
 from penstock.service.gateway.accounts.usage import GROUPS, usage_sums
 from penstock.service.gateway.gateway import Gateway
 
@@ -53,15 +53,8 @@ class DeskCall(NamedTuple):
 def list_keys(asked: DeskCall) -> Any:
     now = time.time()
     return [
-        {
-            "id": one.key_id,
-            "name": one.name,
-            "tenant": one.tenant,
-            "scopes": one.scopes,
-            "models": one.models,
-            "is_valid": one.is_valid(now),
-            "expires_at": one.expires_at,
-        }
+        {"id": one.key_id, "is_valid": one.is_valid(now)}
+        | {name: getattr(one, name) for name in ("name", "tenant", "scopes", "models", "expires_at")}
         for one in keys.list_keys(asked.gateway.database)
     ]
 
@@ -82,13 +75,8 @@ def revoke_key(asked: DeskCall) -> None:
 
 def list_budgets(asked: DeskCall) -> Any:
     return [
-        {
-            "scope": one.scope,
-            "amount_usd": one.amount / 1e9,
-            "spent_usd": one.spent / 1e9,
-            "reserved_usd": one.reserved / 1e9,
-            "period": one.period,
-        }
+        {"scope": one.scope, "period": one.period}
+        | {f"{name}_usd": getattr(one, name) / NANO for name in ("amount", "spent", "reserved")}
         for one in budgets.budgets(asked.gateway.database)
     ]
 
