@@ -181,8 +181,3 @@ class Timelines:
             self.gaps.add(gap)
         if delta.finish is not None and timeline.is_over:
             self.ended.append(self._open.pop(delta.request_id))
-
-    def drain(self) -> list[Timeline]:
-        """Hand over the ended timelines and forget them: a server that runs for ever calls this now and then."""
-        ended, self.ended = self.ended, []
-        return ended

@@ -3,14 +3,13 @@
 import contextlib
 import os
 import secrets
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from penstock.cli.serve import KEY_VARIABLE
 from penstock.cli.serve import Config as ServeConfig
 from penstock.config import CacheConfig, ModelConfig, ParallelConfig, SchedulerConfig
-from penstock.console import config_file
+from penstock.console import args, config_file
 from penstock.errors import ConfigError
 from penstock.runtime.models.ranks import Ranks
 from penstock.service.config import ClusterConfig, ListenConfig, RouterConfig, ServerConfig
@@ -98,16 +97,7 @@ def _with_file(config: Config) -> Config:
     if not path.endswith(FILE):
         return config
     given = config_file.read(Config, path)
-    plain = Config()
-    merged: dict[str, Any] = {}
-    for group in fields(Config):
-        asked, usual = getattr(config, group.name), getattr(plain, group.name)
-        changes = {
-            leaf.name: given[leaf.name]
-            for leaf in fields(asked)
-            if leaf.name in given and (getattr(asked, leaf.name) == getattr(usual, leaf.name) or leaf.name == "model")
-        }
-        if group.name == "model" and "model" not in given:
-            raise ConfigError(f'{path} names no model; give it a line: model = "..."')
-        merged[group.name] = replace(asked, **changes)
-    return Config(**merged)
+    if "model" not in given:
+        raise ConfigError(f'{path} names no model; give it a line: model = "..."')
+    said = args.parse(Config, args.arguments_of(config)).values
+    return args.build(Config, {**given, **said, "model": given["model"]})

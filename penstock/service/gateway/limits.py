@@ -130,15 +130,12 @@ class Meter:
 
     def headers(self, now: float) -> list[tuple[bytes, bytes]]:
         """As OpenAI's clients read them, of the shortest period."""
-        payload: dict[str, tuple[bytes, bytes, bytes]] = {}
-        for what, bucket, _ in self._buckets:
-            if what not in payload:
-                left = max(math.floor(bucket.level(now)), 0)
-                reset = f"{bucket.wait_s(bucket.size, now):.3f}s".encode()
-                payload[what] = (str(bucket.size).encode(), str(left).encode(), reset)
-        names = (b"limit", b"remaining", b"reset")
-        return [
-            (b"x-ratelimit-%b-%b" % (name, what.encode()), value)
-            for what, values in payload.items()
-            for name, value in zip(names, values)
-        ]
+        pairs: list[tuple[bytes, bytes]] = []
+        for what, bucket in {what: bucket for what, bucket, _ in reversed(self._buckets)}.items():
+            word = what.encode()
+            pairs += [
+                (b"x-ratelimit-limit-%b" % word, b"%d" % bucket.size),
+                (b"x-ratelimit-remaining-%b" % word, b"%d" % max(math.floor(bucket.level(now)), 0)),
+                (b"x-ratelimit-reset-%b" % word, b"%.3fs" % bucket.wait_s(bucket.size, now)),
+            ]
+        return pairs

@@ -84,7 +84,7 @@ class RouterApp:
         self.gate = Gate(gateway, self.fleet) if gateway is not None else None
         self.dispatch = Dispatcher(config, self.fleet, self.access, self.gate, self.run)
         self.meters = self.dispatch.meters
-        self._guardrails = Guardrails(self.meters.guardrails, self._answer, self._refuse)
+        self._guardrails = Guardrails(self.meters.guardrails, self._answer, self.refuse)
         self.tls = TlsContexts(listen.tls)
         self.members = Members(
             self.fleet, config, replica_key, self.changed, lambda: self.tls.outgoing(config.replica_ca)
@@ -189,35 +189,32 @@ class RouterApp:
         return NO_CALLER if self.access.is_open else PlainCaller(self.access.tenant(method, path, headers))
 
     def handle(self, request: Incoming, client: AnswerSink) -> None:
-        request_id = self._request_id(request)
+        request.request_id = self._request_id(request)
         if not request.path.startswith(PROXIED) and SHORT_PATHS.fullmatch(request.path):
             request = replace(request, path="/v1" + request.path)
         try:
             if request.path in PROMPT_PATHS and request.method == "POST":  # nearly all of them
-                self._route(request, request_id, client)
+                self._route(request, client)
                 return
             own, page = OWN_ROUTES.get((request.method, request.path)), page_answer(request)
             if request.headers.get(b"upgrade", b"").lower() == b"websocket" and isinstance(client, InboundConnection):
                 self._open_socket(request, client)
             elif page is not None:
-                client.respond(200, b"x-request-id: %b\r\n%b" % (request_id, page[0]), page[1])
+                client.respond(200, b"x-request-id: %b\r\n%b" % (request.request_id, page[0]), page[1])
             elif own is not None:
                 if own is metrics and "metrics" not in getattr(request.caller, "scopes", ("metrics",)):
                     own = metrics_of_no_tenant
-                client.respond(*self._own_answer(request, request_id, *own(self)))
+                client.respond(*self._own_answer(request, *own(self)))
             elif request.method == "OPTIONS":
-                client.respond(*self._own_answer(request, request_id, 200, "text/plain", b""))
+                client.respond(*self._own_answer(request, 200, "text/plain", b""))
             elif request.path == "/v1/usage" and self.gate is not None and request.method == "GET":
-                self._answer(self._tell_usage(request, request_id, client, self.gate, request.caller))
+                self._answer(self._tell_usage(request, client, self.gate))
             elif request.path.startswith(PROXIED) or request.path in PROXIED_PATHS or is_for_any_replica(request.path):
-                self._route(request, request_id, client)
+                self._route(request, client)
             else:
                 raise not_found("there is no such path here")
         except (Refusal, Denied) as error:
-            self._refuse(request, request_id, client, error)
-
-    def refuse(self, request: Incoming, client: AnswerSink, error: Refusal) -> None:
-        self._refuse(request, self._request_id(request), client, error)
+            self.refuse(request, client, error)
 
     def _open_socket(self, request: Incoming, client: InboundConnection) -> None:
         """To whoever might send a request here, which each of its frames then is."""
@@ -232,18 +229,14 @@ class RouterApp:
             self.refuse(request, client, error)
             client.close_when_done()
 
-    async def _tell_usage(
-        self, request: Incoming, request_id: bytes, client: AnswerSink, gate: Gate, key: KeyRecord
-    ) -> None:
-        with self._refusing(request, request_id, client):
-            body = await asyncio.to_thread(gate.usage, key)
+    async def _tell_usage(self, request: Incoming, client: AnswerSink, gate: Gate) -> None:
+        with self._refusing(request, client):
+            body = await asyncio.to_thread(gate.usage, request.caller)
             if client.is_open:
-                client.respond(*self._own_answer(request, request_id, 200, "application/json", body))
+                client.respond(*self._own_answer(request, 200, "application/json", body))
 
     @contextlib.contextmanager
-    def _refusing(
-        self, request: Incoming, request_id: bytes, client: AnswerSink, job: Job | None = None
-    ) -> Iterator[None]:
+    def _refusing(self, request: Incoming, client: AnswerSink, job: Job | None = None) -> Iterator[None]:
         """What is refused inside is told to the client, if it is still there, and costs nothing."""
         try:
             yield
@@ -251,42 +244,41 @@ class RouterApp:
             if job is not None:
                 self._take_back(job)
             if client.is_open:
-                self._refuse(request, request_id, client, error)
+                self.refuse(request, client, error)
 
-    def _refuse(self, request: Incoming, request_id: bytes, client: AnswerSink, fault: Refusal | Denied) -> None:
+    def refuse(self, request: Incoming, client: AnswerSink, fault: Refusal | Denied) -> None:
+        request.request_id = request.request_id or self._request_id(request)
         error = refusal_of(fault) if isinstance(fault, Denied) else fault
         self.meters.refused.add(1, (("code", error.code or str(error.status)),))
-        status, body = error.worded(request.path, request_id)
-        status, lines, body = self._own_answer(request, request_id, status, "application/json", body)
+        status, body = error.worded(request.path, request.request_id)
+        status, lines, body = self._own_answer(request, status, "application/json", body)
         client.respond(status, lines + b"".join(b"%b: %b\r\n" % pair for pair in error.headers), body)
 
     # A request
 
-    def _route(self, request: Incoming, request_id: bytes, client: AnswerSink) -> None:
+    def _route(self, request: Incoming, client: AnswerSink) -> None:
         if self.is_draining:
             raise shutting_down()
         guardrails = self.gate.guardrails(request) if self.gate is not None else None
         if guardrails is not None and guardrails.before:
-            self._answer(self._judge(guardrails, request, request_id, client))
+            self._answer(self._judge(guardrails, request, client))
         else:
-            self._admit(request, request_id, client)
+            self._admit(request, client)
 
-    async def _judge(
-        self, guardrails: GuardrailSettings, request: Incoming, request_id: bytes, client: AnswerSink
-    ) -> None:
+    async def _judge(self, guardrails: GuardrailSettings, request: Incoming, client: AnswerSink) -> None:
         """The operator's own service first: what it refuses costs nothing."""
-        with self._refusing(request, request_id, client):
-            request = await self._guardrails.before(guardrails, request, request_id)
+        with self._refusing(request, client):
+            request = await self._guardrails.before(guardrails, request)
             if client.is_open:
-                self._admit(request, request_id, client)
+                self._admit(request, client)
 
-    def _admit(self, request: Incoming, request_id: bytes, client: AnswerSink) -> None:
+    def _admit(self, request: Incoming, client: AnswerSink) -> None:
         wanted = wanted_of(request.body) or NOTHING
         name = "" if wanted.model in (None, "default") else wanted.model or ""
         relay_key, call = next(self._keys), self._call(request, wanted, name)
-        job = Job(request, request_id, relay_key, wanted, call, name, int(time.time()))
+        job = Job(request, relay_key, wanted, call, name, int(time.time()))
         if self.gate is not None:
-            job.ticket = self.gate.admit(request.caller, request, request_id, wanted)
+            job.ticket = self.gate.admit(request, wanted)
             models = job.ticket.targets.models
             job.model = next((model for model in models if self.fleet.is_known(model)), models[0])
         if self._must_wait(job):
@@ -304,7 +296,7 @@ class RouterApp:
         return is_asked or (job.ticket is not None and bool(job.ticket.scopes))
 
     async def _prepare(self, job: Job, client: AnswerSink) -> None:
-        with self._refusing(job.request, job.request_id, client, job):
+        with self._refusing(job.request, client, job):
             if self.gate is not None:
                 await self.gate.reserve(job.ticket)
             if self.dispatch.is_told and job.request.path in PROMPT_PATHS:
@@ -337,10 +329,10 @@ class RouterApp:
             message = f"the model {job.model[:80]!r} is not served here; there is {served}"
             raise Refusal(404, message, param="model", code="model_not_found")
         if self._tracer is not None:
-            job.trace = self._tracer.begin(request, job.request_id, job.model)
+            job.trace = self._tracer.begin(request, job.model)
         guardrails = self.gate.guardrails(request) if self.gate is not None else None
         if guardrails is not None and guardrails.after:
-            client = self._guardrails.guarded(guardrails, request, job.request_id, client)
+            client = self._guardrails.guarded(guardrails, request, client)
         relay = Relay(self.dispatch, client, job)
         self.dispatch.enter(relay)
         if self.gate is not None:
@@ -362,13 +354,13 @@ class RouterApp:
 
     async def _list(self, job: Job, client: AnswerSink) -> None:
         pools = [pool for replica, pool in self.members if replica.state is ReplicaState.READY and pool.is_ours]
-        with self._refusing(job.request, job.request_id, client):
+        with self._refusing(job.request, client):
             try:
                 body = await merged_list(job, pools)
             finally:
                 self._take_back(job)
             if client.is_open:
-                client.respond(*self._own_answer(job.request, job.request_id, 200, "application/json", body))
+                client.respond(*self._own_answer(job.request, 200, "application/json", body))
 
     def _take_back(self, job: Job) -> None:
         """It took no tokens."""
@@ -381,7 +373,7 @@ class RouterApp:
         if kept is None:
             return False
         relay.finish_from_memory(kept.status)
-        headers = kept.headers + b"x-request-id: %b\r\nx-penstock-cache: hit\r\n" % relay.job.request_id
+        headers = kept.headers + b"x-request-id: %b\r\nx-penstock-cache: hit\r\n" % relay.job.request.request_id
         relay.client.respond(kept.status, headers, kept.body)
         return True
 
@@ -425,8 +417,6 @@ class RouterApp:
         given = request.headers.get(b"x-request-id", b"")
         return given if given and _ID.fullmatch(given) else b"req_" + next(self._ids)
 
-    def _own_answer(
-        self, request: Incoming, request_id: bytes, status: int, kind: str, body: bytes
-    ) -> tuple[int, bytes, bytes]:
-        lines = b"content-type: %b\r\nx-request-id: %b\r\n%b" % (kind.encode(), request_id, self.dispatch.cors(request))
-        return status, lines, body
+    def _own_answer(self, request: Incoming, status: int, kind: str, body: bytes) -> tuple[int, bytes, bytes]:
+        told = (kind.encode(), request.request_id, self.dispatch.cors(request))
+        return status, b"content-type: %b\r\nx-request-id: %b\r\n%b" % told, body

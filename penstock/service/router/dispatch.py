@@ -106,7 +106,7 @@ class Dispatcher:
         if relay.replica is not None and job.choice is not None:
             route = f"{relay.replica.name}; why={job.choice.why}; blocks={job.choice.num_blocks}/{len(job.call.hashes)}"
             why = b"x-penstock-route: %b; tries=%d\r\n" % (route.encode("ascii", "replace"), len(relay.tried))
-        lines = b"x-request-id: %b\r\n%b%b" % (job.request_id, why, self.cors(job.request))
+        lines = b"x-request-id: %b\r\n%b%b" % (job.request.request_id, why, self.cors(job.request))
         if job.ticket is None:
             return lines
         return lines + b"".join(b"%b: %b\r\n" % pair for pair in job.ticket.meter.headers(self.now()))
@@ -151,7 +151,7 @@ class Dispatcher:
         job = relay.job
         if not job.next_models or job.is_trial:
             return
-        now, most_s = self.now(), self.gate.max_wait_s if self.gate is not None else 0.0
+        now, most_s = self.now(), self.gate.gateway.settings.max_wait_s if self.gate is not None else 0.0
         if self.fleet.wait_s(job.model, now) <= most_s:
             return
         for place, model in enumerate(job.next_models):

@@ -106,7 +106,7 @@ class LiveReplica:
     token_s: float = 0.0
     """Smoothed seconds a prompt token takes there."""
     num_answers: int = 0
-    """That these were learnt from."""
+    """Answers that these were learnt from."""
     num_served: int = 0
     num_failed: int = 0
 

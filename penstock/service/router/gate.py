@@ -51,10 +51,6 @@ class Gate:
         self._load = FleetLoad()
         self._told: set[str] = set()
 
-    @property
-    def max_wait_s(self) -> float:
-        return self.gateway.settings.max_wait_s
-
     # At the door
 
     def key(self, headers: dict[bytes, bytes]) -> KeyRecord:
@@ -63,9 +59,9 @@ class Gate:
             raise no_key()
         return record
 
-    def admit(self, key: KeyRecord, request: Incoming, request_id: bytes, wanted: Wanted) -> Admittance:
+    def admit(self, request: Incoming, wanted: Wanted) -> Admittance:
         """Raises Denied, and Refusal for what cannot be read and so not be priced."""
-        reading = self._reading(request)
+        key, reading = request.caller, self._reading(request)
         name, bound, tier, later = wanted.model or "", TokenBound(0, 0), "", ""
         if reading is not None:
             name = reading.model
@@ -75,7 +71,14 @@ class Gate:
         model = self._model(name, is_free=reading is None)
         tag = request.headers.get(TAG_HEADER, b"").decode("latin-1")[:64]
         ask = Asking(
-            request_id.decode("latin-1"), model, *bound, tag, wanted.session, tier, later, is_free=reading is None
+            request.request_id.decode("latin-1"),
+            model,
+            *bound,
+            tag,
+            wanted.session,
+            tier,
+            later,
+            is_free=reading is None,
         )
         return self.gateway.admit(key, ask, self._load, random.random(), time.monotonic())
 

@@ -50,25 +50,23 @@ class Guardrails:
 
     _verdicts: Counter
     _run: Callable[[Coroutine[Any, Any, None]], None]
-    _refuse: Callable[[Incoming, bytes, AnswerSink, Refusal], None]
+    _refuse: Callable[[Incoming, AnswerSink, Refusal], None]
     _pools: dict[str, ConnectionPool] = field(default_factory=dict)
 
-    async def before(self, settings: GuardrailSettings, request: Incoming, request_id: bytes) -> Incoming:
+    async def before(self, settings: GuardrailSettings, request: Incoming) -> Incoming:
         """The request as it goes on. Raises Refusal."""
-        verdict = await self._ask(settings, settings.before, _judged("before", request, request_id))
+        verdict = await self._ask(settings, settings.before, _judged("before", request))
         return replace(request, body=bytes(verdict.body)) if verdict.body else request
 
-    def guarded(
-        self, settings: GuardrailSettings, request: Incoming, request_id: bytes, client: AnswerSink
-    ) -> "GuardedAnswer":
+    def guarded(self, settings: GuardrailSettings, request: Incoming, client: AnswerSink) -> "GuardedAnswer":
         """Where the answer goes in place of the client."""
 
         async def judge(answer: bytes, is_stream: bool) -> bytes:
             said = answer.decode("utf-8", "replace") if is_stream else msgspec.Raw(answer)
-            verdict = await self._ask(settings, settings.after, _judged("after", request, request_id, said))
+            verdict = await self._ask(settings, settings.after, _judged("after", request, said))
             return bytes(verdict.body) if verdict.body and not is_stream else answer
 
-        return GuardedAnswer(client, judge, partial(self._refuse, request, request_id, client), self._run)
+        return GuardedAnswer(client, judge, partial(self._refuse, request, client), self._run)
 
     def close(self) -> None:
         for pool in self._pools.values():
@@ -164,7 +162,7 @@ class GuardedAnswer:
             send(passed)
 
 
-def _judged(stage: str, request: Incoming, request_id: bytes, answer: msgspec.Raw | str | None = None) -> Judged:
+def _judged(stage: str, request: Incoming, answer: msgspec.Raw | str | None = None) -> Judged:
     wanted, tenant = wanted_of(request.body) or NOTHING, getattr(request.caller, "tenant", "")
     body = msgspec.Raw(request.body)
-    return Judged(stage, request_id.decode("latin-1"), tenant, wanted.model or "", request.path, body, answer)
+    return Judged(stage, request.request_id.decode("latin-1"), tenant, wanted.model or "", request.path, body, answer)

@@ -20,7 +20,7 @@ class RouterTracer:
 
         self._propagator = TraceContextTextMapPropagator()
 
-    def begin(self, request: Incoming, request_id: bytes, model: str) -> "RequestTrace":
+    def begin(self, request: Incoming, model: str) -> "RequestTrace":
         """In the client's trace, if it sends one."""
         from opentelemetry.trace import SpanKind
 
@@ -33,7 +33,7 @@ class RouterTracer:
             attributes={
                 "gen_ai.request.model": model or "default",
                 "http.request.method": request.method,
-                "penstock.request_id": request_id.decode("latin-1"),
+                "penstock.request_id": request.request_id.decode("latin-1"),
             },
             start_time=_at(request.arrival_s),
         )

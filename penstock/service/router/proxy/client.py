@@ -176,9 +176,6 @@ class InboundConnection(asyncio.Protocol):
             refusal = cause if isinstance(cause, Refusal) else None
             self.refuse(refusal or not_http("the request is not HTTP as we read it; mend it"))
 
-    def eof_received(self) -> bool:
-        return False
-
     def pause_writing(self) -> None:
         self.flow.pause_writing()
         if self.answering is not None:
@@ -303,9 +300,6 @@ class InboundConnection(asyncio.Protocol):
         self._session = self.answering = session
         self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         session.opened()
-
-    def call_soon(self, callback: Callable[[], None]) -> None:
-        self._loop.call_soon(callback)
 
     def finish(self) -> None:
         """The answer is over: the next request, if there is one and its client has read enough."""

@@ -44,7 +44,6 @@ class Job:
     """What stays the same from replica to replica, and the model that is asked for now."""
 
     request: Incoming
-    request_id: bytes
     relay_key: bytes
     """Unlike any other's: ids and seeds of the answer follow from it, so that they are the same on every replica."""
     wanted: Wanted
@@ -116,7 +115,7 @@ class Job:
         body = self.body(pool)
         if not pool.model:  # one of ours, or one that takes no notice
             stamp, billing = self._stamp(), self._billing()
-            lines.append(b"x-request-id: %b\r\n%b: %b\r\n%b" % (self.request_id, marks.RELAY_HEADER, stamp, billing))
+            lines.append(b"x-request-id: %b\r\n%b: %b\r\n%b" % (request.request_id, marks.RELAY_HEADER, stamp, billing))
             if self.peer:
                 lines.append(b"%b: %b\r\n" % (kv_events.PEER_HEADER, self.peer))
             if shown:

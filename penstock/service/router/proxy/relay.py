@@ -332,10 +332,10 @@ class Relay:
         has_begun = self.has_begun
         self._finish(outcome)
         if has_begun:
-            self.client.write(error.event(self.job.request.path, self.job.request_id))
+            self.client.write(error.event(self.job.request.path, self.job.request.request_id))
             self.client.end()
         else:
-            status, body = error.worded(self.job.request.path, self.job.request_id)
+            status, body = error.worded(self.job.request.path, self.job.request.request_id)
             self.client.respond(status, error.header_lines + self._app.answer_headers(self), body)
 
     # What the client's connection calls

@@ -4,6 +4,7 @@ The router speaks HTTP to replicas whatever its clients speak, so that keys, lim
 same for a frame as for a request.
 """
 
+import asyncio
 import contextlib
 import time
 from collections import deque
@@ -155,7 +156,9 @@ class RelayedSocket:
     def over(self, answer: "SocketAnswer") -> None:
         if self._answer is answer:
             self._answer = None
-            self._client.call_soon(self._next)  # an answer that ends at once must not nest in the one before
+            asyncio.get_running_loop().call_soon(
+                self._next
+            )  # an answer that ends at once must not nest in the one before
 
     @property
     def is_open(self) -> bool:
