@@ -67,10 +67,6 @@ class Histogram:
         for number in sorted(self._buckets):
             seen += self._buckets[number]
             if seen >= wanted:
-                return min(_middle(number), self.max_s)
+                middle = _BOUNDS[number - 1] * _GROWTH**0.5 if number else 0.0
+                return min(middle, self.max_s)
         return self.max_s
-
-
-def _middle(number: int) -> float:
-    """Of a bucket; the ends have none."""
-    return 0.0 if number == 0 else _BOUNDS[number - 1] * _GROWTH**0.5

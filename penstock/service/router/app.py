@@ -7,8 +7,9 @@ import asyncio
 import contextlib
 import re
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from penstock.service import kv_events
@@ -30,7 +31,7 @@ from penstock.service.router.fleet import LiveFleet, LiveReplica, ReplicaState
 from penstock.service.router.gate import Gate, refusal_of
 from penstock.service.router.guardrails import Guardrails
 from penstock.service.router.kept.bills import collect_bills
-from penstock.service.router.kept.holders import LISTS, keeps, kept_ids
+from penstock.service.router.kept.holders import KEEPING, LISTS, kept_ids
 from penstock.service.router.kept.lists import merged_list
 from penstock.service.router.members import Members
 from penstock.service.router.policy import RoutedCall
@@ -208,7 +209,7 @@ class RouterApp:
             elif request.method == "OPTIONS":
                 client.respond(*self._own_answer(request, 200, "text/plain", b""))
             elif request.path == "/v1/usage" and self.gate is not None and request.method == "GET":
-                self._answer(self._tell_usage(request, client, self.gate))
+                self._answer(self._tell(request, client, partial(asyncio.to_thread, self.gate.usage, request.caller)))
             elif request.path.startswith(PROXIED) or request.path in PROXIED_PATHS or is_for_any_replica(request.path):
                 self._route(request, client)
             else:
@@ -229,9 +230,16 @@ class RouterApp:
             self.refuse(request, client, error)
             client.close_when_done()
 
-    async def _tell_usage(self, request: Incoming, client: AnswerSink, gate: Gate) -> None:
+    async def _tell(
+        self, request: Incoming, client: AnswerSink, told: Callable[[], Awaitable[bytes]], job: Job | None = None
+    ) -> None:
+        """An answer of ours that takes its time; the request it is for has taken no tokens."""
         with self._refusing(request, client):
-            body = await asyncio.to_thread(gate.usage, request.caller)
+            try:
+                body = await told()
+            finally:
+                if job is not None:
+                    self._take_back(job)
             if client.is_open:
                 client.respond(*self._own_answer(request, 200, "application/json", body))
 
@@ -319,10 +327,11 @@ class RouterApp:
 
     def _begin(self, job: Job, client: AnswerSink) -> None:
         request = job.request
-        if keeps(request.path):
+        if request.path.startswith(KEEPING):
             self._find_holder(job)
             if request.path in LISTS and request.method == "GET":
-                self._answer(self._list(job, client))
+                pools = [pool for one, pool in self.members if one.state is ReplicaState.READY and pool.is_ours]
+                self._answer(self._tell(request, client, partial(merged_list, job, pools), job))
                 return
         if not self.fleet.is_known(job.model):
             served = ", ".join(self.fleet.models) or "nothing yet"
@@ -351,16 +360,6 @@ class RouterApp:
         ids = kept_ids(job.request.path, job.wanted)
         job.holder = self.dispatch.holders.find(job.tenant, ids)
         job.is_searched = bool(ids) and not job.holder
-
-    async def _list(self, job: Job, client: AnswerSink) -> None:
-        pools = [pool for replica, pool in self.members if replica.state is ReplicaState.READY and pool.is_ours]
-        with self._refusing(job.request, client):
-            try:
-                body = await merged_list(job, pools)
-            finally:
-                self._take_back(job)
-            if client.is_open:
-                client.respond(*self._own_answer(job.request, 200, "application/json", body))
 
     def _take_back(self, job: Job) -> None:
         """It took no tokens."""

@@ -88,11 +88,6 @@ class Job:
     def is_resumable(self) -> bool:
         return self.request.method == "POST"
 
-    @property
-    def is_repeatable(self) -> bool:
-        """Asked twice it does no harm."""
-        return self.is_resumable and not self.is_kept
-
     def body(self, pool: ReplicaPool) -> bytes:
         fields = dict(self.extra)
         model = pool.model or self.model

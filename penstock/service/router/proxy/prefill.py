@@ -84,7 +84,8 @@ class Handovers:
         if job.prefill is not None and job.prefill.is_running:
             return  # whoever answers it now fetches from there too
         job.peer = b""
-        if self._mode == "never" or replica.offer is None or not _has_own_prompt(job):
+        has_own_prompt = job.request.method == "POST" and job.request.path in PROMPT_PATHS and not job.holder
+        if self._mode == "never" or replica.offer is None or not has_own_prompt:
             return
         if self._tuner is not None:
             num_missing = _num_missing(job.call, replica, replica.offer.block_size)
@@ -142,10 +143,6 @@ class Handovers:
 
     def _ruled(self, verdict: HandoverVerdict) -> HandoverVerdict:
         return verdict._replace(is_moved=True, why="always") if self._mode == "always" else verdict
-
-
-def _has_own_prompt(job: Job) -> bool:
-    return job.request.method == "POST" and job.request.path in PROMPT_PATHS and not job.holder
 
 
 def _site(call: RoutedCall, replica: LiveReplica, offer: BlockOffer) -> PromptSite:

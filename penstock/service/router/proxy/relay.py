@@ -76,7 +76,9 @@ class Relay:
             return
         self._attempt = attempt
         hedge_s = self._app.config.hedge_s
-        if hedge_s and not self.has_begun and self.job.is_repeatable:
+        if (
+            hedge_s and not self.has_begun and self.job.is_resumable and not self.job.is_kept
+        ):  # asked twice it does no harm
             self._hedging = asyncio.get_running_loop().call_later(hedge_s, self._send_hedge)
         attempt.send(self.job.data(attempt.pool, self._shown if self.has_begun else None))
 
