@@ -70,16 +70,8 @@ class Gate:
             tier = "batch" if later == "batch" else "flex" if reading.tier == "flex" else ""
         model = self._model(name, is_free=reading is None)
         tag = request.headers.get(TAG_HEADER, b"").decode("latin-1")[:64]
-        ask = Asking(
-            request.request_id.decode("latin-1"),
-            model,
-            *bound,
-            tag,
-            wanted.session,
-            tier,
-            later,
-            is_free=reading is None,
-        )
+        request_id = request.request_id.decode("latin-1")
+        ask = Asking(request_id, model, *bound, tag, wanted.session, tier, later, is_free=reading is None)
         return self.gateway.admit(key, ask, self._load, random.random(), time.monotonic())
 
     @staticmethod
