@@ -16,18 +16,6 @@ if TYPE_CHECKING:
     from penstock.offline.llm import LLM
     from penstock.runtime.core.request import SamplingParams
 
-_HOMES = {
-    "LLM": "penstock.offline.llm",
-    "EngineConfig": "penstock.config",
-    "SamplingParams": "penstock.runtime.core.request",
-    "CapacityError": "penstock.errors",
-    "ConfigError": "penstock.errors",
-    "EngineError": "penstock.errors",
-    "ModelFileError": "penstock.errors",
-    "PenstockError": "penstock.errors",
-    "RequestError": "penstock.errors",
-}
-
 __all__ = [
     "LLM",
     "CapacityError",
@@ -39,6 +27,12 @@ __all__ = [
     "RequestError",
     "SamplingParams",
 ]
+
+_HOMES = dict.fromkeys(__all__, "penstock.errors") | {
+    "LLM": "penstock.offline.llm",
+    "EngineConfig": "penstock.config",
+    "SamplingParams": "penstock.runtime.core.request",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -70,12 +70,8 @@ class PlainFormatter(logging.Formatter):
         return text if record.exc_info is None else f"{text}\n{self.formatException(record.exc_info)}"
 
 
-class JsonFormatter(logging.Formatter):
+class JsonFormatter(PlainFormatter):
     """An object a line: time, level, program, module, message, and whatever was given as `extra` under `fields`."""
-
-    def __init__(self, program: str) -> None:
-        super().__init__()
-        self._program = program
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
@@ -91,24 +87,19 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, ensure_ascii=False)
 
 
-def set_up(
-    level: str = "info", form: str = "plain", program: str = "penstock", stream: TextIO | None = None
-) -> SafeHandler:
+def set_up(level: str = "info", form: str = "plain", program: str = "penstock") -> None:
     """Log everything of ours to the error stream. Asked again, the last word holds."""
-    handler = SafeHandler(stream or sys.stderr)
+    handler = SafeHandler(sys.stderr)
     handler.setFormatter((JsonFormatter if form == "json" else PlainFormatter)(program))
     ours = logging.getLogger("penstock")
     ours.handlers = [handler]
     ours.setLevel(LEVELS[level])
     ours.propagate = False
-    return handler
 
 
 def num_lost_lines() -> int:
     """Of this process's log, ever."""
-    return sum(
-        handler.num_lost for handler in logging.getLogger("penstock").handlers if isinstance(handler, SafeHandler)
-    )
+    return sum(getattr(handler, "num_lost", 0) for handler in logging.getLogger("penstock").handlers)
 
 
 def say(text: str) -> None:

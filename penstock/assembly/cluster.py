@@ -64,16 +64,7 @@ class RouterTraffic:
     def num_served(self) -> int:
         return self._num_gone + sum(replica.num_served for replica in self._app.fleet)
 
-    def num_pending(self, name: str) -> int:
-        return self._replica(name).num_pending
-
-    def num_queued(self, name: str) -> int:
-        return self._replica(name).num_waiting
-
-    def kv_fraction(self, name: str) -> float:
-        return self._replica(name).kv_usage_fraction
-
-    def _replica(self, name: str) -> LiveReplica:
+    def load(self, name: str) -> LiveReplica:
         """One that has left has nothing to do."""
         return self._app.fleet.get(name) or LiveReplica(name, "")
 
@@ -193,7 +184,7 @@ async def _keep(controller: Controller, ray_cluster: RayCluster, url: str, look_
         await controller.look()
         num_new, num_logged = controller.num_noted - num_logged, controller.num_noted
         for event in controller.events[-num_new:] if num_new else ():
-            LOGGER.info("%s", event.words)
+            LOGGER.info("%s", event)
         await ray_cluster.show(state_of(controller, url, ray_cluster.num_nodes()))
         await asyncio.sleep(look_s)
 
@@ -211,7 +202,7 @@ def state_of(controller: Controller, url: str, num_nodes: int) -> dict[str, Any]
                 "phase": replica.phase.value,
                 "node": replica.report.node if replica.report else "",
                 "url": replica.report.url if replica.report else "",
-                "num_pending": controller.traffic.num_pending(replica.name),
+                "num_pending": controller.traffic.load(replica.name).num_pending,
                 "start_s": replica.report.start_s if replica.report else 0.0,
                 "parts": list(replica.report.parts)
                 if replica.report and replica.phase is not ReplicaPhase.STARTING
@@ -219,5 +210,5 @@ def state_of(controller: Controller, url: str, num_nodes: int) -> dict[str, Any]
             }
             for replica in controller.replicas.values()
         ],
-        "events": [event.words for event in controller.events[-10:]],
+        "events": controller.events[-10:],
     }

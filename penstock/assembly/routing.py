@@ -110,7 +110,7 @@ async def _log_doubts(app: RouterApp) -> None:
     """Log what looks wrong in the fleet, once every replica has been looked at."""
     while not app.fleet.own or any(one.state is ReplicaState.UNKNOWN for one in app.fleet.own):
         await asyncio.sleep(0.1)
-    for doubt in doubts(app, app.members, app.has_tenants):
+    for doubt in doubts(app):
         LOGGER.warning("%s", doubt)
 
 

@@ -57,7 +57,8 @@ def parse(config: type, words: Sequence[str]) -> Arguments:
             flag, is_set = switches[name]
             if flag is not None and (not is_set or flag.kind is bool):
                 if has_value:
-                    raise ConfigError(f"{name} takes no value; write it alone, or {_opposite(flag, is_set)} instead")
+                    opposite = f"--{'no-' * is_set}{flag.switch}"
+                    raise ConfigError(f"{name} takes no value; write it alone, or {opposite} instead")
                 values[flag.name] = True if is_set else flag.empty
                 continue
             text = text if has_value else _next_value(name, remaining, switches)
@@ -152,10 +153,6 @@ def _is_mistakable(place: str) -> bool:
 
 def _word(item: str) -> str:
     return item.lower() if item in ("True", "False") else item
-
-
-def _opposite(flag: Flag, is_set: bool) -> str:
-    return f"--no-{flag.switch}" if is_set else f"--{flag.switch}"
 
 
 def _next_value(name: str, remaining: Iterator[str], switches: Mapping[str, object]) -> str:

@@ -5,8 +5,8 @@ Owns the way from annotations to flags and the check of one value. Knows no comm
 A number is written out in full (4096, 4_096): `4k` is refused, since it means 4000 to some and 4096 to others.
 """
 
-import math
 import re
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from functools import reduce
@@ -64,10 +64,6 @@ class Flag:
         return self.role == "setting"
 
     @property
-    def is_advanced(self) -> bool:
-        return self.role == "advanced"
-
-    @property
     def label(self) -> str:
         if self.is_setting:
             return self.key
@@ -118,12 +114,14 @@ class Flag:
                 return data
             hint = suggestion(str(data), map(str, self.choices))
             raise ConfigError(f"{label} takes {self.expected}, not {data!r}{hint}")
-        if self.kind is float and type(data) in (int, float) and _is_finite(data):
+        if self.kind is float and type(data) in (int, float) and abs(data) <= sys.float_info.max:
             return float(data)
         if self.kind in (int, bool) and type(data) is self.kind:
             return data
         if self.kind in (str, Path) and type(data) is str:
-            if not _is_unicode(data):
+            if any(
+                "\ud800" <= character <= "\udfff" for character in data
+            ):  # bytes that are no text arrive as surrogates
                 raise ConfigError(f"{label} takes {self.expected} in UTF-8, not {data!r}")
             return self.kind(data)
         hint = ""
@@ -232,15 +230,3 @@ def _fault(flag: Flag, later: Sequence[Flag]) -> str:
     if flag.is_positional and flag.default is not MISSING and any(other.is_positional for other in later):
         return "only the last positional may be left out"
     return ""
-
-
-def _is_finite(number: int | float) -> bool:
-    try:
-        return math.isfinite(number)
-    except OverflowError:  # a whole number beyond every float
-        return False
-
-
-def _is_unicode(text: str) -> bool:
-    """Whether every byte the shell gave was text: stray ones arrive as lone surrogates."""
-    return not any("\ud800" <= character <= "\udfff" for character in text)

@@ -46,16 +46,11 @@ def command_help(program: str, config: type, width: int) -> str:
         lines.append("")
     for flag in positionals:
         lines += layout(flag.metavar, flag_help(flag, field_docstrings(flag.owner)), width)
-    for tables, members in by_tables(
-        flag for flag in flags if not (flag.is_positional or flag.is_advanced or flag.is_setting)
-    ).items():
+    for tables, members in by_tables(flag for flag in flags if not (flag.is_positional or flag.role)).items():
         lines += ["", _heading(tables, members[0].owner), *_rows(members, width)]
-    advanced = [flag for flag in flags if flag.is_advanced]
-    if advanced:
-        lines += ["", "advanced, which few need:", *_rows(advanced, width)]
-    settings = [flag for flag in flags if flag.is_setting]
-    if settings:
-        lines += ["", "settings, written without dashes:", *_rows(settings, width)]
+    for role, heading in (("advanced", "advanced, which few need:"), ("setting", "settings, written without dashes:")):
+        if members := [flag for flag in flags if flag.role == role]:
+            lines += ["", heading, *_rows(members, width)]
     lines += ["", "for every command:"]
     for usage, text in COMMON_ROWS:
         lines += layout(usage, text, width)

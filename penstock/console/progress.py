@@ -47,25 +47,17 @@ class ProgressBar:
             self._bar = None
 
     def _open(self) -> None:
+        from rich import progress
         from rich.console import Console
-        from rich.progress import (
-            BarColumn,
-            DownloadColumn,
-            MofNCompleteColumn,
-            Progress,
-            TextColumn,
-            TimeRemainingColumn,
-        )
 
-        amount = DownloadColumn() if self._unit == "bytes" else MofNCompleteColumn()
-        self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
+        amount = progress.DownloadColumn() if self._unit == "bytes" else progress.MofNCompleteColumn()
+        columns = (
+            progress.TextColumn("{task.description}"),
+            progress.BarColumn(),
             amount,
-            TimeRemainingColumn(),
-            console=Console(stderr=True),
-            transient=True,
+            progress.TimeRemainingColumn(),
         )
+        self._bar = progress.Progress(*columns, console=Console(stderr=True), transient=True)
         self._task = self._bar.add_task("", total=None)
         self._bar.start()
 

@@ -83,19 +83,6 @@ class Buckets:
         self._counts[bisect_left(self._bounds, value)] += 1
         self.sum += value
 
-    @property
-    def count(self) -> int:
-        return sum(self._counts)
-
-    def quantile(self, fraction: float) -> float:
-        """The bound below which this share of all lies; 0 when empty."""
-        wanted, seen = fraction * self.count, 0
-        for bound, count in zip((*self._bounds, math.inf), self._counts, strict=True):
-            seen += count
-            if count and seen >= wanted:
-                return bound if math.isfinite(bound) else self._bounds[-1]
-        return 0.0
-
     def samples(self) -> Iterable[tuple[str, Labels, float]]:
         rows: list[tuple[str, Labels, float]] = []
         total = 0

@@ -56,13 +56,6 @@ class Histogram:
         self.count += count * (len(times) - 1)
         self.sum_s += count * (times[-1] - times[0])
 
-    def merge(self, other: "Histogram") -> None:
-        for number, count in other._buckets.items():
-            self._buckets[number] = self._buckets.get(number, 0) + count
-        self.count += other.count
-        self.sum_s += other.sum_s
-        self.max_s = max(self.max_s, other.max_s)
-
     @property
     def mean_s(self) -> float:
         return self.sum_s / self.count if self.count else 0.0
@@ -74,10 +67,6 @@ class Histogram:
         for number in sorted(self._buckets):
             seen += self._buckets[number]
             if seen >= wanted:
-                return min(_middle(number), self.max_s)
+                middle = _BOUNDS[number - 1] * _GROWTH**0.5 if number else 0.0
+                return min(middle, self.max_s)
         return self.max_s
-
-
-def _middle(number: int) -> float:
-    """Of a bucket; the ends have none."""
-    return 0.0 if number == 0 else _BOUNDS[number - 1] * _GROWTH**0.5

@@ -10,6 +10,7 @@ from penstock.metrics.histogram import Histogram
 from penstock.metrics.timeline import Outcome, Timeline
 
 _SHARES = (0.5, 0.9, 0.95, 0.99)
+_TIMES = ("ttft_s", "tpot_s", "e2e_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +25,7 @@ class Slo:
     """Longest time to the last token, in seconds, that counts as good"""
 
     def __post_init__(self) -> None:
-        for name in ("ttft_s", "tpot_s", "e2e_s"):
+        for name in _TIMES:
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value > 0.0):
                 raise ConfigError(f"the SLO's {name} is {value}; choose a number of seconds above 0")
@@ -33,11 +34,7 @@ class Slo:
         """The request succeeded and was nowhere late. A time it does not have (one token has no TPOT) is not late."""
         if timeline.outcome is None or not timeline.outcome.is_success:
             return False
-        pairs = (
-            (timeline.ttft_s, self.ttft_s),
-            (timeline.tpot_s, self.tpot_s),
-            (timeline.e2e_s, self.e2e_s),
-        )
+        pairs = [(getattr(timeline, name), getattr(self, name)) for name in _TIMES]
         return all(taken is None or allowed is None or taken <= allowed for taken, allowed in pairs)
 
 

@@ -8,6 +8,7 @@ TPOT = (E2E - TTFT) / (tokens - 1). A request of several choices counts tokens a
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import InitVar, dataclass, field
 from enum import StrEnum
 
 from penstock.metrics.histogram import Histogram
@@ -15,7 +16,7 @@ from penstock.runtime.core.batch import Delta, Fault, Finish
 
 
 class Outcome(StrEnum):
-    """How a request ended; a request has exactly one."""
+    """How a request ended, from the best to the worst; a request has exactly one."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -29,40 +30,30 @@ class Outcome(StrEnum):
         return self in (Outcome.STOP, Outcome.LENGTH)
 
 
+@dataclass(slots=True, eq=False)
 class Timeline:
     """One request. Its size does not grow with its tokens unless every token's time is asked for."""
 
-    __slots__ = (
-        "arrival_s",
-        "end_s",
-        "first_token_s",
-        "group",
-        "last_token_s",
-        "num_cached",
-        "num_choices",
-        "num_prompt",
-        "num_tokens",
-        "num_unended",
-        "outcome",
-        "token_times",
-    )
+    arrival_s: float
+    num_prompt: int
+    num_choices: int = 1
+    keep_times: InitVar[bool] = field(default=False, kw_only=True)
+    group: str = field(default="", kw_only=True)
+    """The groups it is counted in: a tenant, a priority."""
+    num_unended: int = field(init=False)
+    num_tokens: int = 0
+    num_cached: int = 0
+    """Prompt tokens of the first choice that the prefix cache gave."""
+    first_token_s: float | None = None
+    last_token_s: float | None = None
+    end_s: float | None = None
+    """When it ended, with or without tokens."""
+    outcome: Outcome | None = None
+    token_times: list[float] | None = None
 
-    def __init__(self, arrival_s: float, num_prompt: int, num_choices: int = 1, *, keep_times: bool = False) -> None:
-        self.arrival_s = arrival_s
-        self.num_prompt = num_prompt
-        self.num_choices = num_choices
-        self.num_unended = num_choices
-        self.num_tokens = 0
-        self.num_cached = 0
-        """Prompt tokens of the first choice that the prefix cache gave."""
-        self.first_token_s: float | None = None
-        self.last_token_s: float | None = None
-        self.end_s: float | None = None
-        """When it ended, with or without tokens."""
-        self.outcome: Outcome | None = None
-        self.token_times: list[float] | None = [] if keep_times else None
-        self.group = ""
-        """The groups it is counted in: a tenant, a priority."""
+    def __post_init__(self, keep_times: bool) -> None:
+        self.num_unended = self.num_choices
+        self.token_times = [] if keep_times else None
 
     def observe(self, delta: Delta, now: float) -> float | None:
         """Take in a delta; returns the gap since the tokens before it, if there were any."""
@@ -127,12 +118,7 @@ class Timeline:
         return (self.last_token_s - self.first_token_s) / num_gaps
 
 
-_SEVERITY = {
-    outcome: number
-    for number, outcome in enumerate(
-        (Outcome.STOP, Outcome.LENGTH, Outcome.CANCELLED, Outcome.DEADLINE, Outcome.ERROR, Outcome.REFUSED)
-    )
-}
+_SEVERITY = {outcome: number for number, outcome in enumerate(Outcome)}
 
 _OUTCOME_OF_FAULT = {
     Fault.REQUEST: Outcome.REFUSED,
@@ -167,8 +153,7 @@ class Timelines:
     def arrive(
         self, request_id: int, arrival_s: float, num_prompt: int, num_choices: int = 1, group: str = ""
     ) -> Timeline:
-        timeline = Timeline(arrival_s, num_prompt, num_choices, keep_times=self._keep_times)
-        timeline.group = group
+        timeline = Timeline(arrival_s, num_prompt, num_choices, keep_times=self._keep_times, group=group)
         self._open[request_id] = timeline
         return timeline
 
@@ -196,8 +181,3 @@ class Timelines:
             self.gaps.add(gap)
         if delta.finish is not None and timeline.is_over:
             self.ended.append(self._open.pop(delta.request_id))
-
-    def drain(self) -> list[Timeline]:
-        """Hand over the ended timelines and forget them: a server that runs for ever calls this now and then."""
-        ended, self.ended = self.ended, []
-        return ended

@@ -158,7 +158,7 @@ def test_advanced_flags_and_settings_stand_last_in_help() -> None:
         everyday, _, advanced = everyday.partition("\nadvanced, which few need:")
         for flag in flags:
             if not flag.is_positional:
-                where = rest if flag.is_setting else advanced if flag.is_advanced else everyday
+                where = rest if flag.is_setting else advanced if flag.role == "advanced" else everyday
                 row = f"{flag.key}=" if flag.is_setting else rf"--{flag.switch}\b"
                 assert re.search(rf"^  {row}", where, re.MULTILINE), f"{flag.label} is not where it belongs"
 

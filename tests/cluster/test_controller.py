@@ -10,6 +10,7 @@ from penstock.assembly.cluster import CurveFile
 from penstock.errors import ConfigError
 from penstock.service.cluster.controller import Controller, ReplicaPhase
 from penstock.service.cluster.replica import ServerReport
+from penstock.service.router.fleet import LiveReplica
 from penstock.tools.sim.scaling import ArrivalCurve, Scaler, Scaling, ServedRate
 
 STARTING = ServerReport("http://127.0.0.1:1", False, None, 1.0, (), "127.0.0.1", "")
@@ -50,14 +51,9 @@ class Bench:
         self.places[name] = Place()
         return self.places[name]
 
-    def num_pending(self, name: str) -> int:
-        return self.pending.get(name, 0)
-
-    def num_queued(self, name: str) -> int:
-        return self.pending.get(name, 0)
-
-    def kv_fraction(self, name: str) -> float:
-        return self.kv
+    def load(self, name: str) -> LiveReplica:
+        count = self.pending.get(name, 0)
+        return LiveReplica(name, "", num_pending=count, num_waiting=count, kv_usage_fraction=self.kv)
 
     def add(self, name: str, url: str) -> None:
         self.served.add(name)
@@ -113,7 +109,7 @@ def test_a_replica_serves_once_it_is_ready() -> None:
     assert bench.served == set()
     bench.ready("replica-1")
     assert bench.served == {"replica-1"}
-    assert "load the model 3.0 s" in bench.controller.events[-1].words
+    assert "load the model 3.0 s" in bench.controller.events[-1]
 
 
 def test_load_orders_another_and_its_end_drains_one_before_it_goes() -> None:

@@ -15,10 +15,11 @@ from penstock.service.gateway import keys
 from penstock.service.gateway.accounts import budgets
 from penstock.service.gateway.accounts.usage import usage_sums
 from penstock.service.gateway.gateway import Gateway
+from penstock.service.gateway.limits import Denied
 from penstock.service.gateway.schema import GATEWAY
 from penstock.service.gateway.settings import GatewaySettings
 from penstock.service.gateway.shedding import FleetLoad
-from penstock.service.gateway.ticket import Asking, Denied, Spent
+from penstock.service.gateway.ticket import Asking, Spent
 from penstock.service.store.database import SqliteDatabase
 from penstock.service.store.journal import Journal
 from penstock.service.store.postgres import PostgresDatabase

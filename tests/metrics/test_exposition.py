@@ -33,8 +33,8 @@ def test_a_histogram_counts_every_value_once(values: list[float]) -> None:
         "10": sum(value <= 10.0 for value in values),
         "+Inf": len(values),
     }
-    assert buckets.count == len(values)
-    assert buckets.quantile(0.5) <= 10.0
+    (count,) = [sample.value for sample in family.samples if sample.name.endswith("_count")]
+    assert count == len(values)
 
 
 def test_a_gauge_is_asked_when_it_is_read() -> None:

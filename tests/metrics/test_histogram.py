@@ -24,16 +24,6 @@ def test_a_quantile_is_within_half_a_percent_of_a_value_of_that_rank(values, sha
     assert filled(values).quantile(share) == pytest.approx(exact, rel=0.006)
 
 
-@given(first=durations, second=durations)
-def test_merging_equals_counting_together(first, second):
-    merged = filled(first)
-    merged.merge(filled(second))
-    together = filled(first + second)
-    assert (merged.count, merged.max_s) == (together.count, together.max_s)
-    assert merged.mean_s == pytest.approx(together.mean_s)
-    assert [merged.quantile(q / 20) for q in range(21)] == [together.quantile(q / 20) for q in range(21)]
-
-
 @given(value=st.floats(0, 1e9), count=st.integers(1, 1000))
 def test_a_counted_duration_is_that_many_durations(value, count):
     histogram = Histogram()

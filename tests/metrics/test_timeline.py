@@ -111,8 +111,6 @@ def test_many_timelines_are_open_then_ended_once():
     assert timelines.gaps.sum_s == 4.0
     with pytest.raises(KeyError):
         timelines.observe([Delta(0, 0, (1,))], 7.0)
-    assert len(timelines.drain()) == 3
-    assert timelines.ended == []
 
 
 @given(

@@ -4,11 +4,12 @@ import asyncio
 import json
 from contextlib import asynccontextmanager
 
+import msgspec
 import pytest
 
 from penstock.errors import ConfigError
 from penstock.service.gateway.keys import create_key
-from penstock.service.gateway.settings import GatewaySettings, GuardrailSettings, check_settings
+from penstock.service.gateway.settings import GuardrailSettings, settings_of
 from tests.router.harness import SHOWN, ScriptedReplica, ask, telling
 from tests.router.test_gateway_http import behind_gateway, foreign, said, saying
 from tests.router.test_relay import run
@@ -159,4 +160,4 @@ def test_what_it_cannot_see_is_refused(tmp_path):
 def test_settings_that_name_no_address_are_refused():
     for wrong in (GuardrailSettings(), GuardrailSettings(before="nowhere"), GuardrailSettings("http://x", timeout_s=0)):
         with pytest.raises(ConfigError, match="guardrails"):
-            check_settings(GatewaySettings(guardrails=wrong))
+            settings_of({"guardrails": msgspec.to_builtins(wrong)}, "rules")

@@ -59,7 +59,7 @@ def test_a_frame_that_does_not_follow_on_the_last_ends_the_stream():
         exchange.on_part(kv_events.frame(True, 7, one) + kv_events.frame(False, 8, two, one))
         assert replica.prefixes == {two}
         exchange.on_part(kv_events.frame(False, 10, three))
-        assert exchange.done.result() == 200
+        assert exchange.done.result().status == 200
         assert replica.prefixes == {two}
 
     run(law)

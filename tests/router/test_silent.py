@@ -103,7 +103,7 @@ def test_an_alias_whose_first_model_nobody_serves_takes_its_fallback(tmp_path):
         }
         async with behind_gateway(tmp_path, rules, foreign("there", saying("there"))) as (router, asked):
             assert said(await asked("chat")) == "there"
-            (doubt,) = [one for one in doubts(router.app, router.app.members, False) if "missing" in one]
+            (doubt,) = [one for one in doubts(router.app) if "missing" in one]
             assert "'chat'" in doubt
 
     run(law)

@@ -164,7 +164,7 @@ def test_too_many_frames_ahead_end_the_socket_and_half_a_frame_harms_nobody():
             async with asyncio.timeout(PATIENCE_S), connect_async(url, proxy=None) as socket:
                 socket.transport.write(b"\x81\xfe\xff")
                 socket.transport.abort()
-            await router.until(lambda: not router.app.num_open and not router.app._clients)
+            await router.until(lambda: not router.app.num_open and not router.app.clients)
             assert router.app.bodies.num_bytes == 0
             stuck.released.set()
 

@@ -48,8 +48,6 @@ class Config:
 def run(config: Config) -> int:
     from penstock.assembly.gateway import open_gateway_database
     from penstock.service.gateway import audit, keys
-    from penstock.service.gateway.accounts import budgets
-    from penstock.service.gateway.accounts.money import nanodollars
     from penstock.service.gateway.settings import read_settings
 
     database = open_gateway_database(read_settings(config.gateway))
@@ -57,7 +55,9 @@ def run(config: Config) -> int:
     try:
         if config.action == "list":
             for record in keys.list_keys(database):
-                print(_row(record, now))
+                state = "valid" if record.is_valid(now) else "revoked" if record.revoked_at else "expired"
+                scopes = ",".join(record.scopes)
+                print(f"{record.key_id}  {state:8}  {record.tenant:16}  {scopes:16}  {record.name}")
         elif config.action == "revoke":
             keys.revoke_key(database, config.key_id, now)
             audit.write_audit(database, audit.AuditEntry(now, _who(), "revoke key", config.key_id))
@@ -70,7 +70,6 @@ def run(config: Config) -> int:
             if config.action == "rotate":
                 key, record = keys.rotate_key(database, config.key_id, now, seconds(config.grace))
             else:
-                expires_at = now + seconds(config.expires) if config.expires else None
                 key, record = keys.create_key(
                     database,
                     name=config.name,
@@ -78,11 +77,9 @@ def run(config: Config) -> int:
                     now=now,
                     scopes=config.scope,
                     models=config.model,
-                    expires_at=expires_at,
+                    expires_s=seconds(config.expires) if config.expires else None,
                 )
-            if config.budget_usd is not None:
-                scope = f"key:{record.key_id}"
-                budgets.set_budget(database, scope, nanodollars(config.budget_usd), config.budget_period, now)
+            keys.bound_key(database, record.key_id, config.budget_usd, config.budget_period, now)
             about = f"{record.key_id} of {record.tenant}"
             audit.write_audit(database, audit.AuditEntry(now, _who(), f"{config.action} key", about))
             print(key)
@@ -104,10 +101,3 @@ def seconds(text: str) -> float:
     if not found:
         raise ConfigError(f"{text!r} is no time; write 90m, 12h or 30d")
     return int(found.group(1)) * UNITS[found.group(2)]
-
-
-def _row(record: object, now: float) -> str:
-    key_id, name, tenant = record.key_id, record.name, record.tenant  # type: ignore[attr-defined]
-    state = "valid" if record.is_valid(now) else "revoked" if record.revoked_at else "expired"  # type: ignore[attr-defined]
-    scopes = ",".join(record.scopes)  # type: ignore[attr-defined]
-    return f"{key_id}  {state:8}  {tenant:16}  {scopes:16}  {name}"

@@ -45,7 +45,7 @@ def ask_server(
     its sentence."""
     from penstock.service.upstream.ask import ask  # asyncio
 
-    headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
     data = None if body is None else json.dumps(body).encode()
     try:
         answer = ask(url.rstrip("/") + path, headers=headers, body=data, timeout_s=timeout_s)

@@ -3,14 +3,13 @@
 import contextlib
 import os
 import secrets
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from penstock.cli.serve import KEY_VARIABLE
 from penstock.cli.serve import Config as ServeConfig
-from penstock.config import CacheConfig, EngineConfig, ModelConfig, ParallelConfig, SchedulerConfig
-from penstock.console import config_file
+from penstock.config import CacheConfig, ModelConfig, ParallelConfig, SchedulerConfig
+from penstock.console import args, config_file
 from penstock.errors import ConfigError
 from penstock.runtime.models.ranks import Ranks
 from penstock.service.config import ClusterConfig, ListenConfig, RouterConfig, ServerConfig
@@ -67,9 +66,8 @@ def run(config: Config) -> int:
     key = os.environ.get(KEY_VARIABLE)
     listen = replace(config.listen, api_key=(*config.listen.api_key, key)) if key else config.listen
     listen.check_keyed()
-    num_ranks = check(EngineConfig(config.model, config.cache, config.scheduler, config.parallel))
-    asked = config.cluster
-    num_ranks //= config.parallel.nodes  # on one node
+    asked, layout = config.cluster, config.parallel
+    num_ranks = Ranks(layout.tensor, layout.pipeline, layout.expert).num_ranks // layout.nodes  # on one node
     on_gpus = num_ranks if config.model.device == "cuda" else 0
     replica_key = secrets.token_urlsafe(24)
     serve = ServeConfig(
@@ -93,28 +91,13 @@ def run(config: Config) -> int:
     )
 
 
-def check(engine: EngineConfig) -> int:
-    """Raise ConfigError, before anything is placed, if no replica could be made so; returns its ranks."""
-    asked = engine.parallel
-    return Ranks(asked.tensor, asked.pipeline, asked.expert).num_ranks
-
-
 def _with_file(config: Config) -> Config:
     """What a file says, where no flag said otherwise."""
     path = config.model.model
     if not path.endswith(FILE):
         return config
     given = config_file.read(Config, path)
-    plain = Config()
-    merged: dict[str, Any] = {}
-    for group in fields(Config):
-        asked, usual = getattr(config, group.name), getattr(plain, group.name)
-        changes = {
-            leaf.name: given[leaf.name]
-            for leaf in fields(asked)
-            if leaf.name in given and (getattr(asked, leaf.name) == getattr(usual, leaf.name) or leaf.name == "model")
-        }
-        if group.name == "model" and "model" not in given:
-            raise ConfigError(f'{path} names no model; give it a line: model = "..."')
-        merged[group.name] = replace(asked, **changes)
-    return Config(**merged)
+    if "model" not in given:
+        raise ConfigError(f'{path} names no model; give it a line: model = "..."')
+    said = args.parse(Config, args.arguments_of(config)).values
+    return args.build(Config, {**given, **said, "model": given["model"]})

@@ -36,6 +36,13 @@ class Placement(Protocol):
         """End it and give its place back."""
 
 
+class ReplicaLoad(Protocol):
+    num_pending: int
+    num_waiting: int
+    """Requests that it has not begun."""
+    kv_usage_fraction: float
+
+
 class RouterSide(Protocol):
     """The router, as far as replicas come and go."""
 
@@ -47,13 +54,7 @@ class RouterSide(Protocol):
     def num_served(self) -> int:
         """Requests that were answered, by whatever replica."""
 
-    def num_pending(self, name: str) -> int: ...
-
-    def num_queued(self, name: str) -> int:
-        """Requests that a replica has not begun."""
-
-    def kv_fraction(self, name: str) -> float:
-        """Of its KV blocks, those in use."""
+    def load(self, name: str) -> ReplicaLoad: ...
 
     def add(self, name: str, url: str) -> None: ...
 
@@ -79,12 +80,6 @@ class PlacedReplica:
 
 
 @dataclass(slots=True)
-class ClusterEvent:
-    time_s: float
-    words: str
-
-
-@dataclass(slots=True)
 class Controller:
     """Sole writer of what replicas there are."""
 
@@ -98,7 +93,7 @@ class Controller:
     unix_clock: Callable[[], float] = time.time
     served: ServedRate = field(default_factory=ServedRate)
     replicas: dict[str, PlacedReplica] = field(default_factory=dict)
-    events: list[ClusterEvent] = field(default_factory=list)
+    events: list[str] = field(default_factory=list)
     """The last hundred."""
     num_noted: int = 0
     """Events so far."""
@@ -117,8 +112,12 @@ class Controller:
 
     @property
     def num_pending(self) -> int:
-        ready = [replica for replica in self.replicas.values() if replica.phase is ReplicaPhase.READY]
-        return self.traffic.num_waiting + sum(self.traffic.num_pending(replica.name) for replica in ready)
+        return self.traffic.num_waiting + sum(load.num_pending for load in self._loads())
+
+    def _loads(self) -> list[ReplicaLoad]:
+        """Of replicas that serve."""
+        ready = [replica.name for replica in self.replicas.values() if replica.phase is ReplicaPhase.READY]
+        return [self.traffic.load(name) for name in ready]
 
     async def look(self) -> None:
         """One turn: see how replicas are, then order or end some."""
@@ -132,11 +131,10 @@ class Controller:
             self._let_go()
 
     def _pressure(self, now: float) -> Pressure:
-        ready = [replica.name for replica in self.replicas.values() if replica.phase is ReplicaPhase.READY]
-        traffic = self.traffic
-        kv_fraction = sum(traffic.kv_fraction(name) for name in ready) / max(len(ready), 1)
-        num_waiting = traffic.num_waiting + sum(traffic.num_queued(name) for name in ready)
-        num_pending = sum(traffic.num_pending(name) for name in ready)
+        ready, traffic = self._loads(), self.traffic
+        kv_fraction = sum(load.kv_usage_fraction for load in ready) / max(len(ready), 1)
+        num_waiting = traffic.num_waiting + sum(load.num_waiting for load in ready)
+        num_pending = sum(load.num_pending for load in ready)
         served_per_s = self.served.note(
             traffic.num_served, len(ready), now, is_full=num_waiting > len(ready), num_pending=num_pending
         )
@@ -166,7 +164,7 @@ class Controller:
             self._note(f"{replica.name} is ready on {report.node} after {report.start_s:.1f} s ({parts})")
         elif replica.phase is ReplicaPhase.DRAINING:
             is_late = self.clock() - replica.since_s > self.drain_s
-            if is_late or not self.traffic.num_pending(replica.name):
+            if is_late or not self.traffic.load(replica.name).num_pending:
                 await self._remove(replica, self.drain_s)
                 self._note(f"{replica.name} has ended")
 
@@ -193,7 +191,7 @@ class Controller:
 
         def cost(replica: PlacedReplica) -> tuple[bool, int, float]:
             is_ready = replica.phase is ReplicaPhase.READY
-            return is_ready, self.traffic.num_pending(replica.name) if is_ready else 0, -replica.since_s
+            return is_ready, self.traffic.load(replica.name).num_pending if is_ready else 0, -replica.since_s
 
         there = [replica for replica in self.replicas.values() if replica.phase is not ReplicaPhase.DRAINING]
         chosen = min(there, key=cost)
@@ -209,7 +207,7 @@ class Controller:
 
     def _note(self, words: str) -> None:
         self.num_noted += 1
-        self.events.append(ClusterEvent(self.clock(), words))
+        self.events.append(words)
         del self.events[:-100]
 
 

@@ -112,6 +112,21 @@ def on_this_machine(address: str) -> dict[str, str]:
     return {"_node_ip_address": host} if host.startswith("127.") else {}
 
 
+def _join(address: str, way: str = "") -> None:
+    """Connect this process to a cluster. Raises ConfigError, with the way out."""
+    try:
+        ray.init(
+            address=None if address == "local" else address,
+            namespace=NAMESPACE,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level="error",
+            **on_this_machine(address),
+        )
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise ConfigError(f"there is no Ray cluster at {address}: {error}{way}") from error
+
+
 class RayCluster:
     """A connection to a Ray cluster: one that runs, or one begun here for as long as this process lives."""
 
@@ -120,19 +135,7 @@ class RayCluster:
         self._host = "127.0.0.1" if address == "local" else None
         self._num_nodes = num_nodes
         self._bundle = {"CPU": num_cpus} | ({"GPU": num_gpus} if num_gpus else {})
-        try:
-            ray.init(
-                address=None if address == "local" else address,
-                namespace=NAMESPACE,
-                include_dashboard=False,
-                log_to_driver=False,
-                logging_level="error",
-                **on_this_machine(address),
-            )
-        except (ConnectionError, RuntimeError, ValueError) as error:
-            raise ConfigError(
-                f"there is no Ray cluster at {address}: {error}; start one, or say --address local"
-            ) from error
+        _join(address, "; start one, or say --address local")
         most = max((node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["Alive"]), default=0.0)
         most_gpus = max((node["Resources"].get("GPU", 0.0) for node in ray.nodes() if node["Alive"]), default=0.0)
         if num_cpus > most or num_gpus > most_gpus:
@@ -181,12 +184,7 @@ class RayCluster:
 
 def look(address: str) -> dict[str, Any]:
     """The state of a running service, from any machine of its cluster."""
-    try:
-        ray.init(
-            address=address, namespace=NAMESPACE, log_to_driver=False, logging_level="error", **on_this_machine(address)
-        )
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        raise ConfigError(f"there is no Ray cluster at {address}: {error}") from error
+    _join(address)
     try:
         state: dict[str, Any] = ray.get(ray.get_actor(BOARD).read.remote(), timeout=10.0)
     except (ValueError, ray.exceptions.RayError) as error:

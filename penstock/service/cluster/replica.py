@@ -19,6 +19,7 @@ from typing import NamedTuple
 import ray
 
 from penstock.service.upstream.ask import is_ready
+from penstock.service.upstream.endpoint import Endpoint
 
 COMMAND = (sys.executable, "-m", "penstock.service.cluster.server_process")
 MAX_LINES = 40
@@ -51,14 +52,14 @@ class ReplicaActor:
         """`config` is a file of `penstock serve`, as text; it listens on the node's address, or another, on a free port."""
         self._begin_s = time.monotonic()
         self._ready_s: float | None = None
-        self._host = host = host or str(ray.util.get_node_ip_address())
-        self._port = _free_port(host)
+        self._endpoint = _free_endpoint(host or str(ray.util.get_node_ip_address()))
         self._lines: deque[str] = deque(maxlen=MAX_LINES)
         self._folder = Path(tempfile.mkdtemp(prefix="penstock-replica-"))  # mode 0700
         path = self._folder / "serve.toml"
         path.write_text(config)
-        self._rendezvous = _address(host, _free_port(host))
-        words = [*COMMAND, "serve", "--config", str(path), "--host", host, "--port", str(self._port)]
+        here = self._endpoint.host
+        self._rendezvous = _free_endpoint(here).authority
+        words = [*COMMAND, "serve", "--config", str(path), "--host", here, "--port", str(self._endpoint.port)]
         self._process = subprocess.Popen(
             [*words, "--rendezvous", self._rendezvous] if num_nodes > 1 else words,
             stdin=subprocess.PIPE,
@@ -70,17 +71,17 @@ class ReplicaActor:
 
     def report(self) -> ServerReport:
         status = self._process.poll()
-        is_ready = status is None and self._is_ready()
+        answers = status is None and is_ready(self._endpoint.url, timeout_s=LOOK_S)
         now = time.monotonic()
-        if is_ready and self._ready_s is None:
+        if answers and self._ready_s is None:
             self._ready_s = now
         return ServerReport(
-            url=f"http://{self._host}:{self._port}",
-            is_ready=is_ready,
+            url=self._endpoint.url,
+            is_ready=answers,
             status=status,
             start_s=(self._ready_s or now) - self._begin_s,
             parts=self._parts(),
-            node=self._host,
+            node=self._endpoint.host,
             words="\n".join(self._lines),
         )
 
@@ -99,9 +100,6 @@ class ReplicaActor:
         except subprocess.TimeoutExpired:
             self._process.kill()
             return None
-
-    def _is_ready(self) -> bool:
-        return is_ready(f"http://{self._host}:{self._port}", timeout_s=LOOK_S)
 
     def _parts(self) -> tuple[tuple[str, float], ...]:
         """The server's own account of its start, and what came before it."""
@@ -131,11 +129,7 @@ class NodeActor:
         return self._process.poll()
 
 
-def _address(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _free_port(host: str) -> int:
+def _free_endpoint(host: str) -> Endpoint:
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.bind((host, 0))
-        return int(probe.getsockname()[1])
+        return Endpoint(host, int(probe.getsockname()[1]), is_tls=False)

@@ -23,10 +23,10 @@ from penstock.service.gateway.accounts.usage import UsageRecord
 from penstock.service.gateway.answers import AnswerCache
 from penstock.service.gateway.book import RuleBook
 from penstock.service.gateway.keys import KeyRecord, record_of
-from penstock.service.gateway.limits import Meter
+from penstock.service.gateway.limits import Denied, Meter
 from penstock.service.gateway.settings import OUTSIDE, GatewaySettings, Targets, TenantSettings, targets_of
 from penstock.service.gateway.shedding import FleetLoad, shed_chance
-from penstock.service.gateway.ticket import Admittance, Asking, Denied, Spent
+from penstock.service.gateway.ticket import Admittance, Asking, Spent
 from penstock.service.marks import TokenBound
 from penstock.service.store.database import Database, Transaction
 from penstock.service.store.journal import Journal
@@ -124,9 +124,7 @@ class Gateway:
                 targets = self._priced(targets, ask, is_charged=bool(scopes or self.settings.prices))
                 targets = self._shed(targets, meter, load, draw)
             num_reserved = ask.num_prompt + ask.num_output
-            excess = meter.begin(num_reserved, now)
-            if excess is not None:
-                raise Denied(excess.what, excess.message + "; try later", excess.wait_s, meter.headers(now))
+            meter.begin(num_reserved, now)
         except Denied as denied:
             self.denied.add(1, (("tenant", key.tenant), ("rule", denied.kind)))
             raise
@@ -231,16 +229,10 @@ class Gateway:
         targets, ask = ticket.targets, ticket.ask
         if ask.tier == "batch":
             return self.settings.dearest.cost(ask.num_prompt, 0, ask.num_output)
-        amount = max(self._cost(model, ask.num_prompt, 0, ask.num_output, ask.tier) for model in targets.models)
+        amount = max(self.settings.cost(model, ask.num_prompt, 0, ask.num_output, ask.tier) for model in targets.models)
         if targets.cascade is not None:  # both may have to be paid
-            amount += self._cost(targets.cascade.first, ask.num_prompt, 0, ask.num_output, ask.tier)
+            amount += self.settings.cost(targets.cascade.first, ask.num_prompt, 0, ask.num_output, ask.tier)
         return amount
-
-    def _cost(self, model: str, num_prompt: int, num_cached: int, num_output: int, tier: str) -> int:
-        price = self.settings.price(model)
-        if price is None:
-            price = self.settings.dearest
-        return price.cost(num_prompt, num_cached, num_output, tier)
 
     def _deny(self, ticket: Admittance, kind: str, message: str, unix_s: float) -> None:
         ticket.is_settled = True
@@ -260,7 +252,7 @@ class Gateway:
         records = []
         ask = ticket.ask
         for number, one in enumerate(spent):
-            cost = self._cost(*one, ask.tier)
+            cost = self.settings.cost(*one, ask.tier)
             record_id = f"{ticket.account}.{number}"
             records.append(
                 UsageRecord(

@@ -11,13 +11,14 @@ from typing import Any
 
 from penstock.errors import ConfigError
 from penstock.service.edge.tokens import TokenHolder
-from penstock.service.gateway.schema import note_change
-from penstock.service.store.database import Database, Transaction, insert, rows_as
+from penstock.service.gateway.accounts import budgets
+from penstock.service.gateway.accounts.money import nanodollars
+from penstock.service.gateway.schema import change
+from penstock.service.store.database import Database, insert, rows_as
 
 PREFIX = "psk"
 SCOPES = ("inference", "usage", "metrics")
 """What a key may be good for: asking models; reading its tenant's usage; reading the numbers of all tenants."""
-_COLUMNS = "id, digest, name, tenant, scopes, models, created_at, expires_at, revoked_at"
 _NOBODY = hashlib.sha256(b"").digest()
 
 
@@ -55,7 +56,9 @@ def create_key(
     now: float,
     scopes: tuple[str, ...] = ("inference",),
     models: tuple[str, ...] = (),
-    expires_at: float | None = None,
+    expires_s: float | None = None,
+    budget_usd: float | None = None,
+    budget_period: str = "total",
 ) -> tuple[str, KeyRecord]:
     """The key, which is never shown again, and its record."""
     unknown = [scope for scope in scopes if scope not in SCOPES]
@@ -63,7 +66,16 @@ def create_key(
         raise ConfigError(f"there is no scope {unknown[0]!r}; choose of {', '.join(SCOPES)}")
     if not tenant or "," in tenant or any("," in model for model in models):
         raise ConfigError("a key needs a tenant; names hold no commas")
-    return _enter(database, KeyRecord("", b"", name, tenant, scopes, models, now, expires_at))
+    expires_at = None if expires_s is None else now + expires_s
+    made = _enter(database, KeyRecord("", b"", name, tenant, scopes, models, now, expires_at))
+    bound_key(database, made[1].key_id, budget_usd, budget_period, now)
+    return made
+
+
+def bound_key(database: Database, key_id: str, budget_usd: float | None, period: str, now: float) -> None:
+    """What may be spent with a key; nothing changes where no sum is named."""
+    if budget_usd is not None:
+        budgets.set_budget(database, f"key:{key_id}", nanodollars(budget_usd), period, now)
 
 
 def _enter(database: Database, wanted: KeyRecord) -> tuple[str, KeyRecord]:
@@ -71,23 +83,18 @@ def _enter(database: Database, wanted: KeyRecord) -> tuple[str, KeyRecord]:
     key_id, secret = secrets.token_hex(6), secrets.token_urlsafe(32)
     record = replace(wanted, key_id=key_id, digest=_digest(secret.encode()))
     values = [",".join(one) if isinstance(one, tuple) else one for one in astuple(record)]
-
-    def work(transaction: Transaction) -> None:
-        insert(transaction, f"keys ({_COLUMNS})", values)
-        note_change(transaction)
-
-    database.write(work).result()
+    change(database, lambda t: insert(t, "keys", values))
     return f"{PREFIX}_{key_id}_{secret}", record
 
 
 def list_keys(database: Database) -> list[KeyRecord]:
-    return database.read(lambda t: rows_as(t, _record, f"SELECT {_COLUMNS} FROM keys ORDER BY created_at")).result()
+    return database.read(lambda t: rows_as(t, _record, "SELECT * FROM keys ORDER BY created_at")).result()
 
 
 def revoke_key(database: Database, key_id: str, now: float) -> None:
     """It is refused from now on, by every gateway within a second."""
     sql = "UPDATE keys SET revoked_at = ? WHERE id = ? AND revoked_at IS NULL"
-    if not _changed(database, sql, (now, key_id)):
+    if not change(database, lambda t: t.run(sql, (now, key_id))):
         raise ConfigError(f"there is no valid key {key_id!r}; penstock keys list shows them")
 
 
@@ -98,18 +105,8 @@ def rotate_key(database: Database, key_id: str, now: float, grace_s: float) -> t
         raise ConfigError(f"there is no valid key {key_id!r}; penstock keys list shows them")
     made = _enter(database, replace(old, created_at=now))
     end = now + grace_s if old.expires_at is None else min(old.expires_at, now + grace_s)
-    _changed(database, "UPDATE keys SET expires_at = ? WHERE id = ?", (end, key_id))
+    change(database, lambda t: t.run("UPDATE keys SET expires_at = ? WHERE id = ?", (end, key_id)))
     return made
-
-
-def _changed(database: Database, sql: str, values: tuple[Any, ...]) -> int:
-    """How many rows; gateways look again."""
-
-    def work(transaction: Transaction) -> int:
-        note_change(transaction)
-        return transaction.run(sql, values)
-
-    return database.write(work).result()
 
 
 class KeyRing:

@@ -5,9 +5,10 @@ known what it did use.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, PenstockError
 
 MINUTE_S = 60.0
 DAY_S = 86_400.0
@@ -64,14 +65,17 @@ class Bucket:
         return max(missing, 0.0) * self.period_s / self.size
 
 
-@dataclass(frozen=True, slots=True)
-class Excess:
-    """What there is too much of."""
+class Denied(PenstockError):
+    """A request may not go on: whose rule it was, and when to come back."""
 
-    what: str
-    """requests, tokens or concurrency"""
-    message: str
-    wait_s: float
+    def __init__(
+        self, kind: str, message: str, wait_s: float = 0.0, headers: Sequence[tuple[bytes, bytes]] = ()
+    ) -> None:
+        super().__init__(message)
+        self.kind = kind
+        """requests, tokens, concurrency, budget, price, model, scope, context, shed or store"""
+        self.wait_s = wait_s
+        self.headers = tuple(headers)
 
 
 class Meter:
@@ -94,26 +98,24 @@ class Meter:
             (what, Bucket(size, period, now), per) for what, size, period, per in kinds if size is not None
         ]
 
-    def begin(self, num_tokens: int, now: float) -> Excess | None:
-        """Count a request in, or say what keeps it out; then nothing is counted."""
+    def begin(self, num_tokens: int, now: float) -> None:
+        """Count a request in. Raises Denied, and then nothing is counted."""
         tier = self.tier
         if tier.concurrency is not None and self.num_open >= tier.concurrency:
-            return Excess("concurrency", f"{self.num_open} requests are open, as many as this key's tier may have", 1.0)
+            message = f"{self.num_open} requests are open, as many as this key's tier may have; try later"
+            raise Denied("concurrency", message, 1.0, self.headers(now))
         for what, bucket, per in self._buckets:
             amount = 1 if what == "requests" else num_tokens
             if what == "tokens" and amount > bucket.size:
-                return Excess(
-                    what,
-                    f"the request may take {amount:,} tokens and the tier has {bucket.size:,} {per}; ask for less",
-                    0.0,
-                )
+                message = f"the request may take {amount:,} tokens and the tier has {bucket.size:,} {per}; ask for less"
+                raise Denied(what, message, 0.0, self.headers(now))
             wait_s = bucket.wait_s(amount, now)
             if wait_s > 0.0:
-                return Excess(what, f"this tier's {bucket.size:,} {what} {per} are used up", wait_s)
+                message = f"this tier's {bucket.size:,} {what} {per} are used up; try later"
+                raise Denied(what, message, wait_s, self.headers(now))
         for what, bucket, _ in self._buckets:
             bucket.take(1 if what == "requests" else num_tokens, now)
         self.num_open += 1
-        return None
 
     def end(self, num_reserved: int, num_used: int, now: float) -> None:
         """It is over: only what it used stays counted."""
@@ -128,15 +130,12 @@ class Meter:
 
     def headers(self, now: float) -> list[tuple[bytes, bytes]]:
         """As OpenAI's clients read them, of the shortest period."""
-        payload: dict[str, tuple[bytes, bytes, bytes]] = {}
-        for what, bucket, _ in self._buckets:
-            if what not in payload:
-                left = max(math.floor(bucket.level(now)), 0)
-                reset = f"{bucket.wait_s(bucket.size, now):.3f}s".encode()
-                payload[what] = (str(bucket.size).encode(), str(left).encode(), reset)
-        names = (b"limit", b"remaining", b"reset")
-        return [
-            (b"x-ratelimit-%b-%b" % (name, what.encode()), value)
-            for what, values in payload.items()
-            for name, value in zip(names, values)
-        ]
+        pairs: list[tuple[bytes, bytes]] = []
+        for what, bucket in {what: bucket for what, bucket, _ in reversed(self._buckets)}.items():
+            word = what.encode()
+            pairs += [
+                (b"x-ratelimit-limit-%b" % word, b"%d" % bucket.size),
+                (b"x-ratelimit-remaining-%b" % word, b"%d" % max(math.floor(bucket.level(now)), 0)),
+                (b"x-ratelimit-reset-%b" % word, b"%.3fs" % bucket.wait_s(bucket.size, now)),
+            ]
+        return pairs

@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 
 from penstock.errors import ConfigError
-from penstock.service.gateway.schema import note_change
-from penstock.service.gateway.settings import GatewaySettings, check_settings
-from penstock.service.store.database import Database, Transaction
+from penstock.service.gateway.schema import change
+from penstock.service.gateway.settings import GatewaySettings, settings_of
+from penstock.service.store.database import Database, Transaction, insert
 
 KINDS = ("tiers", "tenants", "prices", "models")
 
@@ -30,12 +30,7 @@ def merged(base: GatewaySettings, rules: Rules) -> GatewaySettings:
     raw = msgspec.to_builtins(base)
     for kind in KINDS:
         raw[kind] = dict(raw[kind]) | rules.get(kind, {})
-    try:
-        settings = msgspec.convert(raw, GatewaySettings)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"the rule cannot be read: {error}") from None
-    check_settings(settings)
-    return settings
+    return settings_of(raw, "the rule cannot be read")
 
 
 def put_rule(database: Database, base: GatewaySettings, kind: str, name: str, value: Any) -> None:
@@ -45,14 +40,10 @@ def put_rule(database: Database, base: GatewaySettings, kind: str, name: str, va
         rules = rules_of(transaction)
         rules[kind][name] = value
         merged(base, rules)
-        transaction.run(
-            "INSERT INTO rules (kind, name, value) VALUES (?, ?, ?) "
-            "ON CONFLICT (kind, name) DO UPDATE SET value = excluded.value",
-            (kind, name, msgspec.json.encode(value).decode()),
-        )
-        note_change(transaction)
+        rest = "ON CONFLICT (kind, name) DO UPDATE SET value = excluded.value"
+        insert(transaction, "rules", (kind, name, msgspec.json.encode(value).decode()), rest)
 
-    database.write(work).result()
+    change(database, work)
 
 
 def delete_rule(database: Database, base: GatewaySettings, kind: str, name: str) -> None:
@@ -63,9 +54,8 @@ def delete_rule(database: Database, base: GatewaySettings, kind: str, name: str)
         if not transaction.run("DELETE FROM rules WHERE kind = ? AND name = ?", (kind, name)):
             raise ConfigError(f"no rule for {name!r} under {kind} was set here; those of the file are changed there")
         merged(base, rules_of(transaction))
-        note_change(transaction)
 
-    database.write(work).result()
+    change(database, work)
 
 
 def _check_kind(kind: str, name: str) -> None:

@@ -2,7 +2,7 @@
 when there is something new, and ask for the number several times a second.
 """
 
-from penstock.service.store.database import Schema, Transaction
+from penstock.service.store.database import Database, Schema, T, Transaction, Work, insert
 
 GATEWAY = Schema(
     "gateway",
@@ -35,12 +35,14 @@ GATEWAY = Schema(
 )
 
 
-def note_change(transaction: Transaction) -> None:
-    """In the transaction that changes something."""
-    transaction.run(
-        "INSERT INTO changes (name, number) VALUES ('all', 1) "
-        "ON CONFLICT (name) DO UPDATE SET number = changes.number + 1"
-    )
+def change(database: Database, work: Work[T]) -> T:
+    """Done once it returns, and gateways look again. Raises StoreError, and whatever the work raises."""
+
+    def noted(transaction: Transaction) -> T:
+        insert(transaction, "changes", ("all", 1), "ON CONFLICT (name) DO UPDATE SET number = changes.number + 1")
+        return work(transaction)
+
+    return database.write(noted).result()
 
 
 def change_number(transaction: Transaction) -> int:

@@ -122,6 +122,10 @@ class GatewaySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """None for a model that has no price, where there is none for all others either."""
         return self.prices.get(model) or self.prices.get(ANY_MODEL)
 
+    def cost(self, model: str, num_prompt: int, num_cached: int, num_output: int, tier: str) -> int:
+        """Nanodollars; what has no price costs as much as the dearest."""
+        return (self.price(model) or self.dearest).cost(num_prompt, num_cached, num_output, tier)
+
     @property
     def dearest(self) -> Price:
         """No model of ours costs more."""
@@ -142,16 +146,15 @@ def read_settings(path: Path) -> GatewaySettings:
         raise ConfigError(f"cannot read the gateway's file {path}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not TOML: {error}") from error
+    return settings_of(raw, str(path))
+
+
+def settings_of(raw: dict[str, Any], source: str) -> GatewaySettings:
+    """Raises ConfigError for what is none, or does not go together."""
     try:
         settings = msgspec.convert(raw, GatewaySettings)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{path}: {error}") from error
-    check_settings(settings)
-    return settings
-
-
-def check_settings(settings: GatewaySettings) -> None:
-    """Raises ConfigError for what does not go together."""
+        raise ConfigError(f"{source}: {error}") from error
     for name, tenant in settings.tenants.items():
         settings.tier(tenant.tier)
         if tenant.budget_usd is not None and not 0.0 <= tenant.budget_usd < 1e9:
@@ -181,6 +184,7 @@ def check_settings(settings: GatewaySettings) -> None:
     for name, outside in settings.outside.items():
         if not outside.url.startswith(("https://", "http://")):
             raise ConfigError(f"the address of {name!r} is {outside.url!r}; it begins with https:// or http://")
+    return settings
 
 
 class Targets(NamedTuple):

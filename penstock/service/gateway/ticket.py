@@ -1,11 +1,9 @@
-"""What a request asks of the gate, what it gets where it is let in, what it took, and why it may not go on: values alone."""
+"""What a request asks of the gate, what it gets where it is let in, and what it took: values alone."""
 
 import secrets
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from penstock.errors import PenstockError
 from penstock.service.gateway.accounts import budgets
 from penstock.service.gateway.keys import KeyRecord
 from penstock.service.gateway.limits import Meter
@@ -13,19 +11,6 @@ from penstock.service.gateway.settings import Targets, TenantSettings
 from penstock.service.marks import TokenBound
 
 NO_BOUND = 1 << 40
-
-
-class Denied(PenstockError):
-    """A request may not go on: whose rule it was, and when to come back."""
-
-    def __init__(
-        self, kind: str, message: str, wait_s: float = 0.0, headers: Sequence[tuple[bytes, bytes]] = ()
-    ) -> None:
-        super().__init__(message)
-        self.kind = kind
-        """requests, tokens, concurrency, budget, price, model, scope, context, shed or store"""
-        self.wait_s = wait_s
-        self.headers = tuple(headers)
 
 
 @dataclass(frozen=True, slots=True)

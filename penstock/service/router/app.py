@@ -4,11 +4,12 @@ Everything it decides by is elsewhere: the edge and `gate.py` say who may, `disp
 """
 
 import asyncio
+import contextlib
 import re
 import time
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from penstock.service import kv_events
@@ -23,13 +24,14 @@ from penstock.service.edge.stamp import random_names
 from penstock.service.edge.tls import TlsContexts
 from penstock.service.gateway.gateway import Gateway
 from penstock.service.gateway.keys import KeyRecord
+from penstock.service.gateway.limits import Denied
 from penstock.service.gateway.settings import GuardrailSettings
 from penstock.service.router.dispatch import Dispatcher
 from penstock.service.router.fleet import LiveFleet, LiveReplica, ReplicaState
-from penstock.service.router.gate import Gate
+from penstock.service.router.gate import Gate, refusal_of
 from penstock.service.router.guardrails import Guardrails
-from penstock.service.router.kept.bills import BillCollector
-from penstock.service.router.kept.holders import LISTS, keeps, kept_ids
+from penstock.service.router.kept.bills import collect_bills
+from penstock.service.router.kept.holders import KEEPING, LISTS, kept_ids
 from penstock.service.router.kept.lists import merged_list
 from penstock.service.router.members import Members
 from penstock.service.router.policy import RoutedCall
@@ -38,7 +40,6 @@ from penstock.service.router.proxy.client import InboundConnection, shutting_dow
 from penstock.service.router.proxy.incoming import NO_CALLER, AnswerSink, Incoming, PlainCaller
 from penstock.service.router.proxy.job import PROMPT_PATHS, Job, RelayOutcome
 from penstock.service.router.proxy.relay import Relay
-from penstock.service.router.proxy.replica_pool import ReplicaPool
 from penstock.service.router.proxy.sockets import RelayedSocket
 from penstock.service.router.surface import OWN_ROUTES, is_for_any_replica, metrics, metrics_of_no_tenant, page_answer
 from penstock.service.router.trace import RouterTracer
@@ -49,19 +50,9 @@ BLOCKS_S = 0.5
 """How long a replica may take to say what blocks a prompt is made of."""
 PROXIED = ("/v1/", "/api/")
 METRICS_PATH = "/metrics"
-PROXIED_PATHS = frozenset(
-    (
-        "/tokenize",
-        "/detokenize",
-        "/rerank",
-        "/score",
-        "/v2/rerank",
-        "/completion",
-        "/embedding",
-        "/docs",
-        "/openapi.json",
-    )
-)
+_TOKEN_PATHS = ("/tokenize", "/detokenize", "/completion", "/embedding")
+_RANK_PATHS = ("/rerank", "/score", "/v2/rerank")
+PROXIED_PATHS = frozenset((*_TOKEN_PATHS, *_RANK_PATHS, "/docs", "/openapi.json"))
 SHORT_PATHS = re.compile(r"/(?:chat/completions|completions|embeddings|responses|models)(?:/.*)?")
 """Clients leave `/v1` out; everything is decided by the full path."""
 _ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
@@ -92,9 +83,9 @@ class RouterApp:
         self.access = Access(listen, ApiKeys(listen.api_key))
         self._metrics_keys = ApiKeys((metrics_key,) if metrics_key else ())
         self.gate = Gate(gateway, self.fleet) if gateway is not None else None
-        self.dispatch = Dispatcher(config, self.fleet, self.access, self.gate)
+        self.dispatch = Dispatcher(config, self.fleet, self.access, self.gate, self.run)
         self.meters = self.dispatch.meters
-        self._guardrails = Guardrails(self.meters.guardrails, self._answer, self._refuse)
+        self._guardrails = Guardrails(self.meters.guardrails, self._answer, self.refuse)
         self.tls = TlsContexts(listen.tls)
         self.members = Members(
             self.fleet, config, replica_key, self.changed, lambda: self.tls.outgoing(config.replica_ca)
@@ -105,7 +96,7 @@ class RouterApp:
         self.on_change: Callable[[LiveReplica], None] = lambda replica: None
         self._numbers: dict[str, int] = {}
         self._ids, self._keys = random_names(24), random_names(32)
-        self._clients: set[InboundConnection] = set()
+        self.clients: set[InboundConnection] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._answers: set[asyncio.Task[None]] = set()
         """Of these, the ones that clients wait for."""
@@ -113,15 +104,16 @@ class RouterApp:
     # From start to end
 
     def start(self) -> None:
-        self._run(self._sweep())
-        self._run(self.tls.watch())
+        self.run(self._sweep())
+        self.run(self.tls.watch())
         if self.access.tokens is not None:
-            self._run(self.access.tokens.watch())
+            self.run(self.access.tokens.watch())
         if self.gate is not None:
-            self._run(self.gate.refresh())
-            self._run(BillCollector(self.gate.gateway, self.members).run())
+            self.run(self.gate.refresh())
+            self.run(collect_bills(self.gate.gateway, self.members))
 
-    def _run(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def run(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Until it ends, or the router does."""
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -129,7 +121,7 @@ class RouterApp:
 
     def _answer(self, work: Coroutine[Any, Any, None]) -> None:
         """A part of a request's way that takes its time; a drain waits for it."""
-        task = self._run(work)
+        task = self.run(work)
         self._answers.add(task)
         task.add_done_callback(self._answers.discard)
 
@@ -138,7 +130,7 @@ class RouterApp:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for client in tuple(self._clients):
+        for client in tuple(self.clients):
             client.abort()
         await self.members.close()
         self._guardrails.close()
@@ -151,9 +143,9 @@ class RouterApp:
         """Take nothing new and wait for what is under way, and for clients to read it; returns how many are left."""
         self.is_draining = True
         end_s = time.monotonic() + patience_s
-        for client in tuple(self._clients):
+        for client in tuple(self.clients):
             client.close_when_done()
-        while (self.num_open or any(one.has_unread for one in self._clients)) and time.monotonic() < end_s:
+        while (self.num_open or any(one.has_unread for one in self.clients)) and time.monotonic() < end_s:
             await asyncio.sleep(0.02)
         return self.num_open
 
@@ -186,12 +178,6 @@ class RouterApp:
 
     # Clients
 
-    def opened(self, client: InboundConnection) -> None:
-        self._clients.add(client)
-
-    def closed(self, client: InboundConnection) -> None:
-        self._clients.discard(client)
-
     def check(self, method: str, path: str, headers: dict[bytes, bytes]) -> KeyRecord | PlainCaller | None:
         """Whose request it is; None where nobody need say. Raises Refusal."""
         self.access.check(method, headers)
@@ -204,35 +190,32 @@ class RouterApp:
         return NO_CALLER if self.access.is_open else PlainCaller(self.access.tenant(method, path, headers))
 
     def handle(self, request: Incoming, client: AnswerSink) -> None:
-        request_id = self._request_id(request)
+        request.request_id = self._request_id(request)
         if not request.path.startswith(PROXIED) and SHORT_PATHS.fullmatch(request.path):
             request = replace(request, path="/v1" + request.path)
         try:
             if request.path in PROMPT_PATHS and request.method == "POST":  # nearly all of them
-                self._route(request, request_id, client)
+                self._route(request, client)
                 return
             own, page = OWN_ROUTES.get((request.method, request.path)), page_answer(request)
             if request.headers.get(b"upgrade", b"").lower() == b"websocket" and isinstance(client, InboundConnection):
                 self._open_socket(request, client)
             elif page is not None:
-                client.respond(200, b"x-request-id: %b\r\n%b" % (request_id, page[0]), page[1])
+                client.respond(200, b"x-request-id: %b\r\n%b" % (request.request_id, page[0]), page[1])
             elif own is not None:
                 if own is metrics and "metrics" not in getattr(request.caller, "scopes", ("metrics",)):
                     own = metrics_of_no_tenant
-                client.respond(*self._own_answer(request, request_id, *own(self)))
+                client.respond(*self._own_answer(request, *own(self)))
             elif request.method == "OPTIONS":
-                client.respond(*self._own_answer(request, request_id, 200, "text/plain", b""))
+                client.respond(*self._own_answer(request, 200, "text/plain", b""))
             elif request.path == "/v1/usage" and self.gate is not None and request.method == "GET":
-                self._answer(self._tell_usage(request, request_id, client, self.gate, request.caller))
+                self._answer(self._tell(request, client, partial(asyncio.to_thread, self.gate.usage, request.caller)))
             elif request.path.startswith(PROXIED) or request.path in PROXIED_PATHS or is_for_any_replica(request.path):
-                self._route(request, request_id, client)
+                self._route(request, client)
             else:
                 raise not_found("there is no such path here")
-        except Refusal as error:
-            self._refuse(request, request_id, client, error)
-
-    def refuse(self, request: Incoming, client: AnswerSink, error: Refusal) -> None:
-        self._refuse(request, self._request_id(request), client, error)
+        except (Refusal, Denied) as error:
+            self.refuse(request, client, error)
 
     def _open_socket(self, request: Incoming, client: InboundConnection) -> None:
         """To whoever might send a request here, which each of its frames then is."""
@@ -247,119 +230,118 @@ class RouterApp:
             self.refuse(request, client, error)
             client.close_when_done()
 
-    async def _tell_usage(
-        self, request: Incoming, request_id: bytes, client: AnswerSink, gate: Gate, key: KeyRecord
+    async def _tell(
+        self, request: Incoming, client: AnswerSink, told: Callable[[], Awaitable[bytes]], job: Job | None = None
     ) -> None:
-        with self._refusing(request, request_id, client):
-            body = await asyncio.to_thread(gate.usage, key)
+        """An answer of ours that takes its time; the request it is for has taken no tokens."""
+        with self._refusing(request, client):
+            try:
+                body = await told()
+            finally:
+                if job is not None:
+                    self._take_back(job)
             if client.is_open:
-                client.respond(*self._own_answer(request, request_id, 200, "application/json", body))
+                client.respond(*self._own_answer(request, 200, "application/json", body))
 
-    @contextmanager
-    def _refusing(
-        self, request: Incoming, request_id: bytes, client: AnswerSink, job: Job | None = None
-    ) -> Iterator[None]:
+    @contextlib.contextmanager
+    def _refusing(self, request: Incoming, client: AnswerSink, job: Job | None = None) -> Iterator[None]:
         """What is refused inside is told to the client, if it is still there, and costs nothing."""
         try:
             yield
-        except Refusal as error:
+        except (Refusal, Denied) as error:
             if job is not None:
                 self._take_back(job)
             if client.is_open:
-                self._refuse(request, request_id, client, error)
+                self.refuse(request, client, error)
 
-    def _refuse(self, request: Incoming, request_id: bytes, client: AnswerSink, error: Refusal) -> None:
+    def refuse(self, request: Incoming, client: AnswerSink, fault: Refusal | Denied) -> None:
+        request.request_id = request.request_id or self._request_id(request)
+        error = refusal_of(fault) if isinstance(fault, Denied) else fault
         self.meters.refused.add(1, (("code", error.code or str(error.status)),))
-        status, body = error.worded(request.path, request_id)
-        status, lines, body = self._own_answer(request, request_id, status, "application/json", body)
+        status, body = error.worded(request.path, request.request_id)
+        status, lines, body = self._own_answer(request, status, "application/json", body)
         client.respond(status, lines + b"".join(b"%b: %b\r\n" % pair for pair in error.headers), body)
 
     # A request
 
-    def _route(self, request: Incoming, request_id: bytes, client: AnswerSink) -> None:
+    def _route(self, request: Incoming, client: AnswerSink) -> None:
         if self.is_draining:
             raise shutting_down()
         guardrails = self.gate.guardrails(request) if self.gate is not None else None
         if guardrails is not None and guardrails.before:
-            self._answer(self._judge(guardrails, request, request_id, client))
+            self._answer(self._judge(guardrails, request, client))
         else:
-            self._admit(request, request_id, client)
+            self._admit(request, client)
 
-    async def _judge(
-        self, guardrails: GuardrailSettings, request: Incoming, request_id: bytes, client: AnswerSink
-    ) -> None:
+    async def _judge(self, guardrails: GuardrailSettings, request: Incoming, client: AnswerSink) -> None:
         """The operator's own service first: what it refuses costs nothing."""
-        with self._refusing(request, request_id, client):
-            request = await self._guardrails.before(guardrails, request, request_id)
+        with self._refusing(request, client):
+            request = await self._guardrails.before(guardrails, request)
             if client.is_open:
-                self._admit(request, request_id, client)
+                self._admit(request, client)
 
-    def _admit(self, request: Incoming, request_id: bytes, client: AnswerSink) -> None:
+    def _admit(self, request: Incoming, client: AnswerSink) -> None:
         wanted = wanted_of(request.body) or NOTHING
         name = "" if wanted.model in (None, "default") else wanted.model or ""
         relay_key, call = next(self._keys), self._call(request, wanted, name)
-        job = Job(request, request_id, relay_key, wanted, call, name, int(time.time()))
+        job = Job(request, relay_key, wanted, call, name, int(time.time()))
         if self.gate is not None:
-            job.ticket = self.gate.admit(request.caller, request, request_id, wanted)
+            job.ticket = self.gate.admit(request, wanted)
             models = job.ticket.targets.models
             job.model = next((model for model in models if self.fleet.is_known(model)), models[0])
-            if job.ticket.scopes:
-                self._answer(self._reserve(job, client, self.gate))
-                return
+        if self._must_wait(job):
+            self._answer(self._prepare(job, client))
+            return
         try:
-            self._start(job, client)
+            self._begin(job, client)
         except Refusal:
             self._take_back(job)
             raise
 
-    async def _reserve(self, job: Job, client: AnswerSink, gate: Gate) -> None:
-        """Money first: the request begins when it is set aside."""
-        with self._refusing(job.request, job.request_id, client, job):
-            await gate.reserve(job.ticket)
+    def _must_wait(self, job: Job) -> bool:
+        """Money is set aside first, or a replica asked what the prompt is made of."""
+        is_asked = self.dispatch.is_told and job.request.path in PROMPT_PATHS
+        return is_asked or (job.ticket is not None and bool(job.ticket.scopes))
+
+    async def _prepare(self, job: Job, client: AnswerSink) -> None:
+        with self._refusing(job.request, client, job):
+            if self.gate is not None:
+                await self.gate.reserve(job.ticket)
+            if self.dispatch.is_told and job.request.path in PROMPT_PATHS:
+                await self._learn_blocks(job)
             if not client.is_open:
                 raise unavailable("its client left", 1)
-            self._start(job, client)
-
-    def _start(self, job: Job, client: AnswerSink) -> None:
-        """Where replicas report their caches, one of them is asked first what the prompt is made of. Raises Refusal."""
-        pools: list[ReplicaPool] = []
-        if self.dispatch.is_told and job.request.path in PROMPT_PATHS:
-            pools = [pool for one, pool in self.members if pool.is_ours and self.fleet.takes(one, time.monotonic())]
-        if pools:
-            self._answer(self._learn_blocks(job, client, pools[job.call.number % len(pools)]))
-        else:
             self._begin(job, client)
 
-    async def _learn_blocks(self, job: Job, client: AnswerSink, pool: ReplicaPool) -> None:
+    async def _learn_blocks(self, job: Job) -> None:
         """The engine's own words for the prompt; where they do not come, the request goes to the least busy."""
-        with self._refusing(job.request, job.request_id, client, job):
-            try:
-                found = await fetch(pool, job.asking_blocks(pool), BLOCKS_S)
-                if found.status == 200:
-                    num_tokens, hashes = kv_events.read_prompt_blocks(found.body)
-                    job.call = job.call._replace(hashes=hashes, num_tokens=num_tokens)
-            except (OSError, ValueError):
-                pass
-            if not client.is_open:
-                raise unavailable("its client left", 1)
-            self._begin(job, client)
+        pools = [pool for one, pool in self.members if pool.is_ours and self.fleet.takes(one, time.monotonic())]
+        if not pools:
+            return
+        pool = pools[job.call.number % len(pools)]
+        with contextlib.suppress(OSError, ValueError):
+            found = await fetch(pool, job.asking(pool, kv_events.BLOCKS_HEADER), BLOCKS_S)
+            if found.status == 200:
+                num_tokens, hashes = kv_events.read_prompt_blocks(found.body)
+                job.call = job.call._replace(hashes=hashes, num_tokens=num_tokens)
 
     def _begin(self, job: Job, client: AnswerSink) -> None:
         request = job.request
-        if keeps(request.path):
+        if request.path.startswith(KEEPING):
             self._find_holder(job)
             if request.path in LISTS and request.method == "GET":
-                self._answer(self._list(job, client))
+                pools = [pool for one, pool in self.members if one.state is ReplicaState.READY and pool.is_ours]
+                self._answer(self._tell(request, client, partial(merged_list, job, pools), job))
                 return
         if not self.fleet.is_known(job.model):
             served = ", ".join(self.fleet.models) or "nothing yet"
             message = f"the model {job.model[:80]!r} is not served here; there is {served}"
             raise Refusal(404, message, param="model", code="model_not_found")
         if self._tracer is not None:
-            job.trace = self._tracer.begin(request, job.request_id, job.model)
+            job.trace = self._tracer.begin(request, job.model)
         guardrails = self.gate.guardrails(request) if self.gate is not None else None
         if guardrails is not None and guardrails.after:
-            client = self._guardrails.guarded(guardrails, request, job.request_id, client)
+            client = self._guardrails.guarded(guardrails, request, client)
         relay = Relay(self.dispatch, client, job)
         self.dispatch.enter(relay)
         if self.gate is not None:
@@ -379,16 +361,6 @@ class RouterApp:
         job.holder = self.dispatch.holders.find(job.tenant, ids)
         job.is_searched = bool(ids) and not job.holder
 
-    async def _list(self, job: Job, client: AnswerSink) -> None:
-        pools = [pool for replica, pool in self.members if replica.state is ReplicaState.READY and pool.is_ours]
-        with self._refusing(job.request, job.request_id, client):
-            try:
-                body = await merged_list(job, pools)
-            finally:
-                self._take_back(job)
-            if client.is_open:
-                client.respond(*self._own_answer(job.request, job.request_id, 200, "application/json", body))
-
     def _take_back(self, job: Job) -> None:
         """It took no tokens."""
         if job.ticket is not None and self.gate is not None:
@@ -400,7 +372,7 @@ class RouterApp:
         if kept is None:
             return False
         relay.finish_from_memory(kept.status)
-        headers = kept.headers + b"x-request-id: %b\r\nx-penstock-cache: hit\r\n" % relay.job.request_id
+        headers = kept.headers + b"x-request-id: %b\r\nx-penstock-cache: hit\r\n" % relay.job.request.request_id
         relay.client.respond(kept.status, headers, kept.body)
         return True
 
@@ -430,10 +402,10 @@ class RouterApp:
                 self.changed(replica)
             for replica in self.fleet.find_quiet(now):
                 self.members.hurry(replica)
-            self._stalls.sweep(self._clients, now)
+            self._stalls.sweep(self.clients, now)
             if needs_trim():
                 trim_memory()
-            for client in tuple(self._clients):
+            for client in tuple(self.clients):
                 if client.deadline_s is not None and now >= client.deadline_s:
                     client.abort()
             self.fleet.eject_outliers(now)
@@ -444,8 +416,6 @@ class RouterApp:
         given = request.headers.get(b"x-request-id", b"")
         return given if given and _ID.fullmatch(given) else b"req_" + next(self._ids)
 
-    def _own_answer(
-        self, request: Incoming, request_id: bytes, status: int, kind: str, body: bytes
-    ) -> tuple[int, bytes, bytes]:
-        lines = b"content-type: %b\r\nx-request-id: %b\r\n%b" % (kind.encode(), request_id, self.dispatch.cors(request))
-        return status, lines, body
+    def _own_answer(self, request: Incoming, status: int, kind: str, body: bytes) -> tuple[int, bytes, bytes]:
+        told = (kind.encode(), request.request_id, self.dispatch.cors(request))
+        return status, b"content-type: %b\r\nx-request-id: %b\r\n%b" % told, body

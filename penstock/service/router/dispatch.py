@@ -3,17 +3,18 @@
 What a relay asks of the router (`proxy/host.py`) is answered here; it decides by `policy.py`, `fleet.py` and the gate.
 """
 
-import asyncio
 import time
+from collections.abc import Callable
 
 from penstock.errors import CapacityError
 from penstock.service.config import RouterConfig
 from penstock.service.edge.access import Access
-from penstock.service.edge.refusal import Refusal, unavailable
+from penstock.service.edge.refusal import unavailable
+from penstock.service.gateway.limits import Denied
 from penstock.service.gateway.ticket import Spent
 from penstock.service.marks import TokenBound
 from penstock.service.router.fleet import LiveFleet, LiveReplica, ReplicaState
-from penstock.service.router.gate import Gate
+from penstock.service.router.gate import Gate, refusal_of
 from penstock.service.router.kept.holders import Holders
 from penstock.service.router.members import Members
 from penstock.service.router.meters import RouterMeters
@@ -22,7 +23,6 @@ from penstock.service.router.proxy.incoming import Incoming
 from penstock.service.router.proxy.job import Job, RelayOutcome
 from penstock.service.router.proxy.prefill import Handovers
 from penstock.service.router.proxy.relay import Relay
-from penstock.service.router.proxy.replica_pool import ReplicaPool
 from penstock.service.router.record import DecisionLog
 
 RETRY_SHARE = 0.1
@@ -36,7 +36,9 @@ MAX_ENLARGED = 4
 class Dispatcher:
     """Owns the requests under way. Lives on the router's event loop."""
 
-    def __init__(self, config: RouterConfig, fleet: LiveFleet, access: Access, gate: Gate | None) -> None:
+    def __init__(
+        self, config: RouterConfig, fleet: LiveFleet, access: Access, gate: Gate | None, run: Callable[..., object]
+    ) -> None:
         self.config = config
         self.fleet = fleet
         self.access = access
@@ -54,7 +56,7 @@ class Dispatcher:
         self.reads_chunks = POLICIES[config.policy](config.seed).reads_hashes and not self.is_told
         self.handovers = Handovers(self, config.handover)
         self._policies: dict[str, Policy] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._run = run
         self._retry_credit = FIRST_RETRY_CREDIT
 
     now = staticmethod(time.monotonic)
@@ -65,7 +67,7 @@ class Dispatcher:
 
     # Whom to ask
 
-    def choose(self, relay: Relay) -> tuple[LiveReplica, ReplicaPool]:
+    def choose(self, relay: Relay) -> LiveReplica:
         """Raises CapacityError where no replica takes requests."""
         job, now = relay.job, self.now()
         if job.holder:
@@ -88,10 +90,7 @@ class Dispatcher:
             meters.chosen_s.add(now - job.request.arrival_s)
         if not relay.has_begun:
             self.handovers.begin(job, replica, relay.tried)
-        return replica, self.members.pool(replica)
-
-    def pool_of(self, replica: LiveReplica) -> ReplicaPool:
-        return self.members.pool(replica)
+        return replica
 
     def _holder(self, job: Job) -> LiveReplica:
         """No other replica can answer: until it is back the request waits."""
@@ -100,14 +99,6 @@ class Dispatcher:
             raise CapacityError(f"the replica {job.holder} keeps this and is not ready; try later")
         return replica
 
-    def is_elsewhere(self, relay: Relay, status: int) -> bool:
-        job = relay.job
-        if status != 404 or not job.is_searched or relay.has_begun:
-            return False
-        return any(
-            one.name not in relay.tried and self.fleet.takes(one, self.now()) for one in self.fleet.serving(job.model)
-        )
-
     def answer_headers(self, relay: Relay) -> bytes:
         """Ours, in front of a replica's."""
         job = relay.job
@@ -115,7 +106,7 @@ class Dispatcher:
         if relay.replica is not None and job.choice is not None:
             route = f"{relay.replica.name}; why={job.choice.why}; blocks={job.choice.num_blocks}/{len(job.call.hashes)}"
             why = b"x-penstock-route: %b; tries=%d\r\n" % (route.encode("ascii", "replace"), len(relay.tried))
-        lines = b"x-request-id: %b\r\n%b%b" % (job.request_id, why, self.cors(job.request))
+        lines = b"x-request-id: %b\r\n%b%b" % (job.request.request_id, why, self.cors(job.request))
         if job.ticket is None:
             return lines
         return lines + b"".join(b"%b: %b\r\n" % pair for pair in job.ticket.meter.headers(self.now()))
@@ -160,7 +151,7 @@ class Dispatcher:
         job = relay.job
         if not job.next_models or job.is_trial:
             return
-        now, most_s = self.now(), self.gate.max_wait_s if self.gate is not None else 0.0
+        now, most_s = self.now(), self.gate.gateway.settings.max_wait_s if self.gate is not None else 0.0
         if self.fleet.wait_s(job.model, now) <= most_s:
             return
         for place, model in enumerate(job.next_models):
@@ -168,17 +159,6 @@ class Dispatcher:
                 job.model, job.next_models = model, job.next_models[place + 1 :]
                 self.meters.fallbacks.add()
                 return
-
-    def fall_back(self, relay: Relay) -> bool:
-        job = relay.job
-        job.is_trial = False
-        while job.next_models:
-            job.model, *rest = job.next_models
-            job.next_models = tuple(rest)
-            if self.fleet.is_known(job.model):
-                self.meters.fallbacks.add()
-                return True
-        return False
 
     # Requests that wait for a replica
 
@@ -241,7 +221,7 @@ class Dispatcher:
         if gate is None or status != 200:
             return body
         model = job.model
-        if job.is_trial and gate.is_unsure(job, body) and self.fall_back(relay):
+        if job.is_trial and gate.is_unsure(job, body) and relay.fall_back():
             job.spent.append((model, relay.count or relay.estimate))
             return None
         return gate.keep(job, status, headers, body)
@@ -268,16 +248,14 @@ class Dispatcher:
         if ticket is None or self.gate is None or ticket.is_settled or relay.job.num_enlarged >= MAX_ENLARGED:
             return False
         relay.job.num_enlarged += 1
-        task = asyncio.ensure_future(self._enlarge(relay, self.gate, needs))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._run(self._enlarge(relay, self.gate, needs))
         return True
 
     async def _enlarge(self, relay: Relay, gate: Gate, needs: TokenBound) -> None:
         try:
             await gate.enlarge(relay.job.ticket, needs)
-        except Refusal as error:
-            relay.refuse(error, RelayOutcome.REFUSED)
+        except Denied as denied:
+            relay.refuse(refusal_of(denied), RelayOutcome.REFUSED)
             return
         if not relay.is_over:
             relay.tried.clear()
@@ -302,6 +280,5 @@ class Dispatcher:
         if relay.job.ticket is not None and self.gate is not None:
             self._settle(relay, self.gate, outcome, status)
         if relay.count is not None:
-            meters.tokens.add(relay.count.num_prompt, (("model", model), ("kind", "prompt")))
-            meters.tokens.add(relay.count.num_output, (("model", model), ("kind", "output")))
-            meters.tokens.add(relay.count.num_cached, (("model", model), ("kind", "cached")))
+            for kind, count in zip(("prompt", "output", "cached"), relay.count):
+                meters.tokens.add(count, (("model", model), ("kind", kind)))

@@ -105,15 +105,10 @@ class LiveReplica:
     """Smoothed seconds to the first byte."""
     token_s: float = 0.0
     """Smoothed seconds a prompt token takes there."""
-    _num_answers: int = 0
+    num_answers: int = 0
+    """Answers that these were learnt from."""
     num_served: int = 0
     num_failed: int = 0
-
-    def note_first_byte(self, seconds: float, num_tokens: int) -> None:
-        share = SMOOTHING if self._num_answers else 1.0
-        self._num_answers += 1
-        self.first_byte_s += share * (seconds - self.first_byte_s)
-        self.token_s += share * (seconds / max(num_tokens, 1) - self.token_s)
 
     @property
     def role(self) -> str | None:
@@ -125,12 +120,8 @@ class LiveReplica:
         """It answers requests only where no other replica does."""
         return self.role == "prefill"
 
-    @property
-    def is_judged(self) -> bool:
-        return self._num_answers >= NUM_SAMPLES
-
     def forget_answers(self) -> None:
-        self._num_answers = 0
+        self.num_answers = 0
         self.first_byte_s = self.token_s = 0.0
 
 
@@ -268,7 +259,10 @@ class LiveFleet:
     def answer(self, replica: LiveReplica, num_tokens: int, waited_s: float) -> None:
         """The first byte is there."""
         replica.num_waiting_tokens -= num_tokens
-        replica.note_first_byte(waited_s, num_tokens)
+        share = SMOOTHING if replica.num_answers else 1.0
+        replica.num_answers += 1
+        replica.first_byte_s += share * (waited_s - replica.first_byte_s)
+        replica.token_s += share * (waited_s / max(num_tokens, 1) - replica.token_s)
 
     def end(self, replica: LiveReplica, is_good: bool | None, num_tokens: int, now: float) -> None:
         """`is_good` is None where the outcome says nothing of the replica; `num_tokens` of a prompt never begun."""
@@ -400,7 +394,7 @@ class LiveFleet:
 
     def eject_outliers(self, now: float) -> list[LiveReplica]:
         """Leave those alone for a while that are far slower to begin than the others; at most a third of the fleet."""
-        judged = [replica for replica in self if replica.state is ReplicaState.READY and replica.is_judged]
+        judged = [one for one in self if one.state is ReplicaState.READY and one.num_answers >= NUM_SAMPLES]
         room = len(self.own) // 3 - sum(1 for replica in self if replica.ejected_until_s > now)
         ejected = []
         for replica in sorted(judged, key=lambda one: -one.first_byte_s)[: max(room, 0)]:

@@ -9,7 +9,6 @@ import math
 import random
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -21,9 +20,10 @@ from penstock.service.gateway.accounts.usage import usage_sums
 from penstock.service.gateway.answers import KeptAnswer
 from penstock.service.gateway.gateway import Gateway
 from penstock.service.gateway.keys import KeyRecord
+from penstock.service.gateway.limits import Denied
 from penstock.service.gateway.settings import GuardrailSettings
 from penstock.service.gateway.shedding import FleetLoad
-from penstock.service.gateway.ticket import Admittance, Asking, Denied, Spent
+from penstock.service.gateway.ticket import Admittance, Asking, Spent
 from penstock.service.marks import TokenBound
 from penstock.service.router.fleet import LiveFleet, ReplicaState
 from penstock.service.router.proxy.asked import Wanted
@@ -38,6 +38,8 @@ LOOK_S = 0.25
 REFRESH_S = 2.0
 """Between two signs of life in the database."""
 CHAT_PATH = "/v1/chat/completions"
+DAILY = ("day", "model")
+"""What a tenant's own usage is summed by."""
 COUNTED_PATHS = (CHAT_PATH, "/v1/completions")
 """Where a stream ends in counts if it is asked to."""
 
@@ -49,10 +51,6 @@ class Gate:
         self._load = FleetLoad()
         self._told: set[str] = set()
 
-    @property
-    def max_wait_s(self) -> float:
-        return self.gateway.settings.max_wait_s
-
     # At the door
 
     def key(self, headers: dict[bytes, bytes]) -> KeyRecord:
@@ -61,27 +59,20 @@ class Gate:
             raise no_key()
         return record
 
-    def admit(self, key: KeyRecord, request: Incoming, request_id: bytes, wanted: Wanted) -> Admittance:
-        """Raises Refusal, also for what cannot be read and so not be priced."""
-        reading = self._reading(request)
-        ask = Asking(
-            request_id.decode("latin-1"),
-            self._model(reading.model if reading is not None else wanted.model or "", is_free=reading is None),
-            0,
-            0,
-            request.headers.get(TAG_HEADER, b"").decode("latin-1")[:64],
-            wanted.session,
-            is_free=reading is None,
-        )
+    def admit(self, request: Incoming, wanted: Wanted) -> Admittance:
+        """Raises Denied, and Refusal for what cannot be read and so not be priced."""
+        key, reading = request.caller, self._reading(request)
+        name, bound, tier, later = wanted.model or "", TokenBound(0, 0), "", ""
         if reading is not None:
+            name = reading.model
             bound = reading.bound(self.gateway.unbounded_tokens(key, reading.num_prompts * reading.num_choices))
             later = "" if not reading.is_later else "batch" if reading.kind == "batch" else "background"
             tier = "batch" if later == "batch" else "flex" if reading.tier == "flex" else ""
-            ask = replace(ask, num_prompt=bound.num_prompt, num_output=bound.num_output, tier=tier, later=later)
-        try:
-            return self.gateway.admit(key, ask, self._load, random.random(), time.monotonic())
-        except Denied as denied:
-            raise refusal_of(denied) from None
+        model = self._model(name, is_free=reading is None)
+        tag = request.headers.get(TAG_HEADER, b"").decode("latin-1")[:64]
+        request_id = request.request_id.decode("latin-1")
+        ask = Asking(request_id, model, *bound, tag, wanted.session, tier, later, is_free=reading is None)
+        return self.gateway.admit(key, ask, self._load, random.random(), time.monotonic())
 
     @staticmethod
     def _reading(request: Incoming) -> TokenReading | None:
@@ -114,16 +105,10 @@ class Gate:
         return next(iter(self._fleet.models), "")
 
     async def enlarge(self, ticket: Admittance, needs: TokenBound) -> None:
-        try:
-            await self.gateway.enlarge(ticket, needs, time.monotonic(), time.time())
-        except Denied as denied:
-            raise refusal_of(denied) from None
+        await self.gateway.enlarge(ticket, needs, time.monotonic(), time.time())
 
     async def reserve(self, ticket: Admittance) -> None:
-        try:
-            await self.gateway.reserve(ticket, time.time())
-        except Denied as denied:
-            raise refusal_of(denied) from None
+        await self.gateway.reserve(ticket, time.time())
 
     def settle(self, ticket: Admittance, spent: Sequence[Spent], outcome: str) -> None:
         self.gateway.settle(ticket, () if ticket.ask.is_free else spent, outcome, time.monotonic(), time.time())
@@ -138,20 +123,11 @@ class Gate:
                 403, "this key may not read usage; use one with that scope", type="permission_error", code="scope"
             )
         try:
-            sums = usage_sums(self.gateway.database, ("day", "model"), tenant=key.tenant)
+            sums = usage_sums(self.gateway.database, DAILY, tenant=key.tenant)
         except StoreError:
             raise unavailable("usage cannot be read now; try later", 2, code="storage_unavailable") from None
         rows = [
-            {
-                "day": time.strftime("%Y-%m-%d", time.gmtime(int(one.group[0]) * 86_400)),
-                "model": one.group[1],
-                "num_requests": one.num_requests,
-                "num_prompt": one.num_prompt,
-                "num_cached": one.num_cached,
-                "num_output": one.num_output,
-                "cost_usd": one.cost / 1e9,
-            }
-            for one in sums
+            one.row(DAILY) | {"day": time.strftime("%Y-%m-%d", time.gmtime(int(one.group[0]) * 86_400))} for one in sums
         ]
         return msgspec.json.encode({"object": "list", "tenant": key.tenant, "data": rows})
 

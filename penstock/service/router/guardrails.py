@@ -50,25 +50,23 @@ class Guardrails:
 
     _verdicts: Counter
     _run: Callable[[Coroutine[Any, Any, None]], None]
-    _refuse: Callable[[Incoming, bytes, AnswerSink, Refusal], None]
+    _refuse: Callable[[Incoming, AnswerSink, Refusal], None]
     _pools: dict[str, ConnectionPool] = field(default_factory=dict)
 
-    async def before(self, settings: GuardrailSettings, request: Incoming, request_id: bytes) -> Incoming:
+    async def before(self, settings: GuardrailSettings, request: Incoming) -> Incoming:
         """The request as it goes on. Raises Refusal."""
-        verdict = await self._ask(settings, settings.before, _judged("before", request, request_id))
+        verdict = await self._ask(settings, settings.before, _judged("before", request))
         return replace(request, body=bytes(verdict.body)) if verdict.body else request
 
-    def guarded(
-        self, settings: GuardrailSettings, request: Incoming, request_id: bytes, client: AnswerSink
-    ) -> "GuardedAnswer":
+    def guarded(self, settings: GuardrailSettings, request: Incoming, client: AnswerSink) -> "GuardedAnswer":
         """Where the answer goes in place of the client."""
 
         async def judge(answer: bytes, is_stream: bool) -> bytes:
             said = answer.decode("utf-8", "replace") if is_stream else msgspec.Raw(answer)
-            verdict = await self._ask(settings, settings.after, _judged("after", request, request_id, said))
+            verdict = await self._ask(settings, settings.after, _judged("after", request, said))
             return bytes(verdict.body) if verdict.body and not is_stream else answer
 
-        return GuardedAnswer(client, judge, partial(self._refuse, request, request_id, client), self._run)
+        return GuardedAnswer(client, judge, partial(self._refuse, request, client), self._run)
 
     def close(self) -> None:
         for pool in self._pools.values():
@@ -131,7 +129,7 @@ class GuardedAnswer:
         if status != 200:
             self._sink.respond(status, headers, body)
         else:
-            self._run(self._pass_whole(status, headers, body))
+            self._run(self._pass(body, False, partial(self._sink.respond, status, headers)))
 
     def begin(self, status: int, headers: bytes) -> None:
         self._begun = (status, headers)
@@ -142,23 +140,16 @@ class GuardedAnswer:
             self._parts.append(data)
 
     def end(self) -> None:
-        self._run(self._pass_stream())
+        is_stream = any(kind in self._begun[1] for kind in STREAMS)
+        self._run(self._pass(b"".join(self._parts), is_stream, self._send_stream))
 
-    async def _pass_whole(self, status: int, headers: bytes, body: bytes) -> None:
-        passed = await self._judged(body, False)
-        if passed is not None:
-            self._sink.respond(status, headers, passed)
+    def _send_stream(self, passed: bytes) -> None:
+        self._sink.begin(*self._begun)
+        self._sink.write(passed)
+        self._sink.end()
 
-    async def _pass_stream(self) -> None:
-        status, headers = self._begun
-        passed = await self._judged(b"".join(self._parts), any(kind in headers for kind in STREAMS))
-        if passed is not None:
-            self._sink.begin(status, headers)
-            self._sink.write(passed)
-            self._sink.end()
-
-    async def _judged(self, answer: bytes, is_stream: bool) -> bytes | None:
-        """None where nobody waits for it any more, or it was refused."""
+    async def _pass(self, answer: bytes, is_stream: bool, send: Callable[[bytes], None]) -> None:
+        """On to the client, unless it is refused or nobody waits for it any more."""
         try:
             if self._num_bytes > MAX_HELD_BYTES:
                 raise Refusal(413, "the answer is too long to be judged by a guardrail; ask for less")
@@ -166,11 +157,12 @@ class GuardedAnswer:
         except Refusal as error:
             if self._sink.is_open:
                 self._refuse(error)
-            return None
-        return passed if self._sink.is_open else None
+            return
+        if self._sink.is_open:
+            send(passed)
 
 
-def _judged(stage: str, request: Incoming, request_id: bytes, answer: msgspec.Raw | str | None = None) -> Judged:
+def _judged(stage: str, request: Incoming, answer: msgspec.Raw | str | None = None) -> Judged:
     wanted, tenant = wanted_of(request.body) or NOTHING, getattr(request.caller, "tenant", "")
     body = msgspec.Raw(request.body)
-    return Judged(stage, request_id.decode("latin-1"), tenant, wanted.model or "", request.path, body, answer)
+    return Judged(stage, request.request_id.decode("latin-1"), tenant, wanted.model or "", request.path, body, answer)

@@ -62,19 +62,17 @@ class RoleLoad(NamedTuple):
 
 class HandoverVerdict(NamedTuple):
     is_moved: bool
-    local_s: float
-    """Seconds that all clients together wait if the prompt is computed where it is answered."""
     moved_s: float
-    """The same if it is computed elsewhere."""
+    """Seconds that all clients together wait if the prompt is computed elsewhere."""
     why: str
 
 
 def judge_handover(here: PromptSite, there: PromptSite, transfer: Transfer, num_running: int) -> HandoverVerdict:
     """Whether a prompt is better computed `there` than `here`, where it is answered beside `num_running` other answers."""
     if here.num_missing <= there.num_missing // 16:
-        return HandoverVerdict(False, 0.0, 0.0, "its blocks are here")
+        return HandoverVerdict(False, 0.0, "its blocks are here")
     if not here.token_s and not there.token_s:
-        return HandoverVerdict(True, 0.0, 0.0, "nothing is known yet")
+        return HandoverVerdict(True, 0.0, "nothing is known yet")
     here_s, there_s = here.token_s or there.token_s, there.token_s or here.token_s
     local_s = (here.num_waiting + here.num_missing) * here_s + num_running * here.num_missing * here_s
     computing_s = there.num_missing * there_s
@@ -87,7 +85,7 @@ def judge_handover(here: PromptSite, there: PromptSite, transfer: Transfer, num_
     if transfer.is_shared:
         moved_s += num_running * computing_s * SHARED_DELAY
     if moved_s < (1.0 - LEAST_GAIN) * local_s:
-        return HandoverVerdict(True, local_s, moved_s, "saves time")
+        return HandoverVerdict(True, moved_s, "saves time")
     if transfer.is_shared:
         why = "both share a device"
     elif moving_s > computing_s:
@@ -96,7 +94,7 @@ def judge_handover(here: PromptSite, there: PromptSite, transfer: Transfer, num_
         why = "nobody waits here"
     else:
         why = "it waits longer there"
-    return HandoverVerdict(False, local_s, moved_s, why)
+    return HandoverVerdict(False, moved_s, why)
 
 
 def waiting_cost(load: RoleLoad, num_prefill: int) -> float:

@@ -9,7 +9,7 @@ from penstock.service.config import RouterConfig
 from penstock.service.gateway.settings import OUTSIDE
 from penstock.service.router.fleet import LiveFleet, LiveReplica
 from penstock.service.router.policy import TOLD_POLICIES
-from penstock.service.router.probe import BlockFollower, Probe
+from penstock.service.router.probe import Probe, follow_blocks
 from penstock.service.router.proxy.replica_pool import ReplicaPool
 from penstock.service.upstream.endpoint import endpoint_of
 
@@ -24,8 +24,8 @@ class Members:
     _changed: Callable[[LiveReplica], None]
     _tls: Callable[[], ssl.SSLContext]
     _pools: dict[str, ReplicaPool] = field(default_factory=dict)
-    _followers: dict[str, asyncio.Task[None]] = field(default_factory=dict)
-    _probes: dict[str, tuple[Probe, asyncio.Task[None]]] = field(default_factory=dict)
+    _probes: dict[str, Probe] = field(default_factory=dict)
+    _tasks: dict[str, list[asyncio.Task[None]]] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[tuple[LiveReplica, ReplicaPool]]:
         """Replicas that are ours to ask, with the way to each."""
@@ -40,10 +40,9 @@ class Members:
         pool = ReplicaPool(endpoint, key=self._replica_key, tls=self._tls)
         replica = self._fleet.add(name, url)
         probe = Probe(self._fleet, replica, pool, self._config.probe_s, self._changed)
-        self._pools[name] = pool
-        self._probes[name] = (probe, asyncio.ensure_future(probe.run()))
-        if self._config.policy in TOLD_POLICIES:
-            self._followers[name] = asyncio.ensure_future(BlockFollower(self._fleet, replica, pool).run())
+        self._pools[name], self._probes[name] = pool, probe
+        follows = [follow_blocks(self._fleet, replica, pool)] if self._config.policy in TOLD_POLICIES else []
+        self._tasks[name] = [asyncio.ensure_future(work) for work in (probe.run(), *follows)]
         return replica
 
     def add_outside(self, name: str, url: str, model: str, key: str) -> None:
@@ -56,20 +55,18 @@ class Members:
         """Answers it has begun go on to their end."""
         replica = self._fleet.remove(name)
         if replica is not None:
-            _, task = self._probes.pop(name)
-            task.cancel()
-            if name in self._followers:
-                self._followers.pop(name).cancel()
-            self._pools.pop(name)
+            for task in self._tasks.pop(name):
+                task.cancel()
+            del self._pools[name], self._probes[name]
         return replica
 
     def hurry(self, replica: LiveReplica) -> None:
         """Look at it now: something went wrong there."""
         if replica.name in self._probes:
-            self._probes[replica.name][0].hurry()
+            self._probes[replica.name].hurry()
 
     async def close(self) -> None:
-        tasks = [*(task for _, task in self._probes.values()), *self._followers.values()]
+        tasks = [task for tasks in self._tasks.values() for task in tasks]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

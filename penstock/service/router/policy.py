@@ -14,6 +14,10 @@ from penstock.errors import CapacityError
 
 POINTS_PER_REPLICA = 64
 """Places of a replica on the ring of the consistent hash; more spread the load more evenly."""
+NUM_KEY_BLOCKS = 4
+"""Blocks of a prompt's beginning that a consistent hash goes by."""
+MAX_LEAD = 8
+"""Requests that the holder of a whole prompt may have more than the least busy replica."""
 MAX_PREDICTED = 200_000
 """Blocks that the predicted tree remembers over all replicas."""
 
@@ -60,24 +64,20 @@ Views = Sequence[ReplicaView]
 
 
 class Policy(Protocol):
-    reads_hashes: ClassVar[bool]
+    reads_hashes: ClassVar[bool] = False
     """Calls must carry the prompt's block hashes."""
 
     def choose(self, call: RoutedCall, views: Views) -> RouteChoice:
         """Raises CapacityError where no replica is ready."""
 
 
-class RoundRobin:
-    reads_hashes: ClassVar[bool] = False
-
+class RoundRobin(Policy):
     def choose(self, call: RoutedCall, views: Views) -> RouteChoice:
         ready = _ready(views)
         return RouteChoice(ready[call.number % len(ready)], "next in turn")
 
 
-class LeastPending:
-    reads_hashes: ClassVar[bool] = False
-
+class LeastPending(Policy):
     def choose(self, call: RoutedCall, views: Views) -> RouteChoice:
         """Of equals the next in turn, so that an idle fleet does not load its first replica only."""
         counts = [view.num_pending if view.is_ready else _NEVER for view in views]
@@ -92,10 +92,8 @@ class LeastPending:
         return RouteChoice(index, "fewest pending")
 
 
-class PowerOfTwo:
+class PowerOfTwo(Policy):
     """The less loaded of two replicas drawn by lot: nearly as even as looking at all, and no herd runs to one of them."""
-
-    reads_hashes: ClassVar[bool] = False
 
     def __init__(self, seed: int = 0) -> None:
         self._seed = seed
@@ -119,8 +117,7 @@ class Ring:
     away.
     """
 
-    def __init__(self, num_points: int = POINTS_PER_REPLICA) -> None:
-        self._num_points = num_points
+    def __init__(self) -> None:
         self._names: tuple[str, ...] = ()
         self._points: list[int] = []
         self._owners: list[str] = []
@@ -130,7 +127,7 @@ class Ring:
         if names != self._names:
             self._names = names
             points = sorted(
-                (_number(f"{name} {place}".encode()), name) for name in names for place in range(self._num_points)
+                (_number(f"{name} {place}".encode()), name) for name in names for place in range(POINTS_PER_REPLICA)
             )
             self._points = [point for point, _ in points]
             self._owners = [name for _, name in points]
@@ -138,21 +135,19 @@ class Ring:
         return list(dict.fromkeys(self._owners[start:] + self._owners[:start]))
 
 
-class ConsistentHash:
+class ConsistentHash(Policy):
     """Prompts that begin alike go to one replica. `max_lead` spares it: above that many times the mean of pending requests,
     the next replica on the ring takes over; None never spares.
     """
 
-    reads_hashes: ClassVar[bool] = True
+    reads_hashes = True
 
-    def __init__(self, max_lead: float | None = 1.25, num_blocks: int = 4) -> None:
+    def __init__(self, max_lead: float | None = 1.25) -> None:
         self._ring = Ring()
         self._max_lead = max_lead
-        self._num_blocks = num_blocks
-        """Of a prompt's beginning that count."""
 
     def choose(self, call: RoutedCall, views: Views) -> RouteChoice:
-        hashes = call.hashes[: self._num_blocks]
+        hashes = call.hashes[:NUM_KEY_BLOCKS]
         key = hashes[-1] if hashes else call.session.encode("utf-8", "surrogatepass")
         if not key:
             return _LEAST.choose(call, views)
@@ -170,10 +165,8 @@ class ConsistentHash:
         return RouteChoice(by_name[owners[0]], "owns the key")
 
 
-class SessionAffinity:
+class SessionAffinity(Policy):
     """A session stays where it is while that replica is ready; a request without a session goes to the least loaded."""
-
-    reads_hashes: ClassVar[bool] = False
 
     def __init__(self) -> None:
         self._ring = ConsistentHash(max_lead=None)
@@ -184,12 +177,12 @@ class SessionAffinity:
         return self._ring.place(call.session.encode("utf-8", "surrogatepass"), views)._replace(why="keeps its session")
 
 
-class PrefixReported:
+class PrefixReported(Policy):
     """Where most of the prompt is cached, by what the replicas report, unless that one is far busier than the least busy."""
 
-    reads_hashes: ClassVar[bool] = True
+    reads_hashes = True
 
-    def __init__(self, max_lead: int = 8) -> None:
+    def __init__(self, max_lead: int = MAX_LEAD) -> None:
         self._max_lead = max_lead
 
     def choose(self, call: RoutedCall, views: Views) -> RouteChoice:
@@ -227,29 +220,23 @@ class PrefixTree:
             self._old, self._young, self._num_young = self._young, {}, 0
 
 
-class PrefixPredicted:
+class PrefixPredicted(Policy):
     """As reported, but guessed: a tree of the prefixes this policy has sent to each replica itself."""
 
-    reads_hashes: ClassVar[bool] = True
+    reads_hashes = True
 
-    def __init__(self, max_lead: int = 8, max_blocks: int = MAX_PREDICTED) -> None:
-        self._max_lead = max_lead
+    def __init__(self, max_blocks: int = MAX_PREDICTED) -> None:
         self._tree = PrefixTree(max_blocks)
 
     def choose(self, call: RoutedCall, views: Views) -> RouteChoice:
         held = [self._tree.num_held(view.name, call.hashes) for view in views]
-        choice = _longest(call, views, held, self._max_lead)
+        choice = _longest(call, views, held, MAX_LEAD)
         self._tree.add(views[choice.replica].name, call.hashes)
         return choice
 
 
-class KvPressure:
-    """The emptiest KV cache, in coarse steps, of equals the fewest pending: long answers spread by the room they take."""
-
-    reads_hashes: ClassVar[bool] = False
-
-    def __init__(self, num_steps: int = 10) -> None:
-        self._num_steps = num_steps
+class KvPressure(Policy):
+    """The emptiest KV cache, in steps of a tenth, of equals the fewest pending: long answers spread by the room they take."""
 
     def choose(self, call: RoutedCall, views: Views) -> RouteChoice:
         ready = _ready(views)
@@ -257,7 +244,7 @@ class KvPressure:
         best = min(
             ready,
             key=lambda index: (
-                int(views[index].kv_usage_fraction * self._num_steps),
+                int(views[index].kv_usage_fraction * 10),
                 views[index].num_pending,
                 (index - turn) % len(views),
             ),
@@ -265,16 +252,16 @@ class KvPressure:
         return RouteChoice(best, f"KV cache {views[best].kv_usage_fraction:.0%} full")
 
 
-class PredictedLatency:
+class PredictedLatency(Policy):
     """The earliest first token: what waits there, and what of the prompt its cache lacks, at the pace it was seen to keep.
 
     The cache is guessed as `PrefixPredicted` does. A replica not seen yet is taken to be as fast as the fastest.
     """
 
-    reads_hashes: ClassVar[bool] = True
+    reads_hashes = True
 
-    def __init__(self, max_blocks: int = MAX_PREDICTED) -> None:
-        self._tree = PrefixTree(max_blocks)
+    def __init__(self) -> None:
+        self._tree = PrefixTree(MAX_PREDICTED)
 
     def choose(self, call: RoutedCall, views: Views) -> RouteChoice:
         ready = _ready(views)

@@ -46,30 +46,13 @@ class DecisionLog:
     def write(
         self, at_s: float, policy: str, model: str, call: RoutedCall, views: Sequence[ReplicaView], choice: RouteChoice
     ) -> None:
-        decision = Decision(
-            round(at_s, 6),
-            policy,
-            model,
-            call.number,
-            call.session,
-            call.num_tokens,
-            [hash_.hex() for hash_ in call.hashes],
-            [
-                RecordedView(
-                    one.name,
-                    one.num_pending,
-                    one.num_waiting_tokens,
-                    one.kv_usage_fraction,
-                    one.is_ready,
-                    one.token_s,
-                    num_held(call.hashes, one.prefixes) if one.prefixes else 0,
-                )
-                for one in views
-            ],
-            views[choice.replica].name,
-            choice.why,
-            choice.num_blocks,
-        )
+        recorded = [
+            RecordedView(*one[:5], one.token_s, num_held(call.hashes, one.prefixes) if one.prefixes else 0)
+            for one in views
+        ]
+        name, hashes = views[choice.replica].name, [hash_.hex() for hash_ in call.hashes]
+        asked = (call.number, call.session, call.num_tokens, hashes)
+        decision = Decision(round(at_s, 6), policy, model, *asked, recorded, name, *choice[1:])
         self._file.write(self._encoder.encode(decision))
 
     def close(self) -> None:

@@ -24,10 +24,12 @@ Answer = tuple[int, str, bytes]
 
 class RouterFacts(Protocol):
     fleet: LiveFleet
+    members: Members
     meters: RouterMeters
     config: RouterConfig
     version: str
     is_draining: bool
+    has_tenants: bool
     gate: Gate | None
 
 
@@ -65,26 +67,23 @@ def models(app: RouterFacts) -> Answer:
     return 200, JSON, msgspec.json.encode({"object": "list", "data": data})
 
 
+TOLD = (
+    *("name", "is_outside", "is_draining", "num_pending", "num_waiting", "kv_usage_fraction"),
+    *("num_served", "num_failed", "first_byte_s", "role", "is_turning"),
+)
+"""Of a replica, as the fleet has it."""
+
+
 def replicas(app: RouterFacts) -> Answer:
     """For dashboards: states and loads, and why requests went where; no addresses, which are the operator's alone."""
     found = [
-        {
-            "name": one.name,
+        {name: getattr(one, name) for name in TOLD}
+        | {
             "state": one.state.value,
-            "is_outside": one.is_outside,
-            "is_draining": one.is_draining,
             "models": one.models or (),
             "loaded": sorted(one.loaded),
-            "num_pending": one.num_pending,
-            "num_waiting": one.num_waiting,
-            "kv_usage_fraction": one.kv_usage_fraction,
             "is_breaker_closed": one.breaker.is_closed,
             "num_blocks_reported": len(one.prefixes),
-            "num_served": one.num_served,
-            "num_failed": one.num_failed,
-            "first_byte_s": one.first_byte_s,
-            "role": one.role,
-            "is_turning": one.is_turning,
             "num_prefilled": int(app.meters.handovers.value((("replica", one.name), ("outcome", "computed")))),
         }
         for one in app.fleet
@@ -111,14 +110,14 @@ OWN_ROUTES: Mapping[tuple[str, str], Callable[[RouterFacts], Answer]] = {
 }
 
 
-def doubts(app: RouterFacts, members: Members, has_tenants: bool) -> list[str]:
+def doubts(app: RouterFacts) -> list[str]:
     """What an operator should know once every replica has been looked at."""
     found = []
-    if has_tenants:
+    if app.has_tenants:
         found += [
             f"replica {one.name} does not know this router's key: it stores nothing for your tenants and their streams cannot "
             "move; set one PENSTOCK_REPLICA_KEY there and here"
-            for one, pool in members
+            for one, pool in app.members
             if one.state is ReplicaState.READY and not pool.keeps_tenants
         ]
     aliases = app.gate.gateway.settings.models if app.gate is not None else {}

@@ -20,7 +20,7 @@ class RouterTracer:
 
         self._propagator = TraceContextTextMapPropagator()
 
-    def begin(self, request: Incoming, request_id: bytes, model: str) -> "RequestTrace":
+    def begin(self, request: Incoming, model: str) -> "RequestTrace":
         """In the client's trace, if it sends one."""
         from opentelemetry.trace import SpanKind
 
@@ -33,7 +33,7 @@ class RouterTracer:
             attributes={
                 "gen_ai.request.model": model or "default",
                 "http.request.method": request.method,
-                "penstock.request_id": request_id.decode("latin-1"),
+                "penstock.request_id": request.request_id.decode("latin-1"),
             },
             start_time=_at(request.arrival_s),
         )
@@ -61,8 +61,6 @@ class RequestTrace:
         return AttemptTrace(span)
 
     def end(self, outcome: str, status: int, count: TokenCount | None, now: float) -> None:
-        from opentelemetry.trace import Status, StatusCode
-
         self._span.set_attribute("penstock.outcome", outcome)
         if status:
             self._span.set_attribute("http.response.status_code", status)
@@ -70,9 +68,7 @@ class RequestTrace:
             self._span.set_attribute("gen_ai.usage.input_tokens", count.num_prompt)
             self._span.set_attribute("gen_ai.usage.output_tokens", count.num_output)
             self._span.set_attribute("gen_ai.usage.cache_read.input_tokens", count.num_cached)
-        if status >= 500 or outcome == "failed":
-            self._span.set_status(Status(StatusCode.ERROR))
-        self._span.end(_at(now))
+        _end(self._span, status >= 500 or outcome == "failed", now)
 
 
 class AttemptTrace:
@@ -92,14 +88,18 @@ class AttemptTrace:
             self._span.add_event("network", {"duration_ms": network_s * 1000}, timestamp=_at(now))
 
     def end(self, is_good: bool | None, now: float) -> None:
-        from opentelemetry.trace import Status, StatusCode
-
-        if is_good is False:
-            self._span.set_status(Status(StatusCode.ERROR))
-        self._span.end(_at(now))
+        _end(self._span, is_good is False, now)
 
 
 NAMES = ("traceparent", "tracestate")
+
+
+def _end(span: Any, has_failed: bool, now: float) -> None:
+    from opentelemetry.trace import Status, StatusCode
+
+    if has_failed:
+        span.set_status(Status(StatusCode.ERROR))
+    span.end(_at(now))
 
 
 def _at(monotonic_s: float) -> int:

@@ -50,11 +50,9 @@ class BlobStore:
             part.replace(self.path(name))
             self._sync_directory()
         except OSError as error:
-            part.unlink(missing_ok=True)
             raise StoreError(f"a file cannot be written: {error.strerror}; look at the disk of --data-dir") from error
-        except BaseException:
+        finally:
             part.unlink(missing_ok=True)
-            raise
 
     def path(self, name: str) -> Path:
         return self._directory / name

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from penstock.errors import ConfigError, StoreError
 
@@ -36,13 +36,21 @@ class Schema(NamedTuple):
     versions: tuple[tuple[str, ...], ...]
 
 
-class Transaction(Protocol):
+class Transaction:
     """Statements that happen together or not at all."""
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
 
     def run(self, sql: str, values: Sequence[Any] = ()) -> int:
         """Returns how many rows it changed."""
+        return int(self._run(sql, values).rowcount)
 
-    def rows(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]: ...
+    def rows(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        return list(self._run(sql, values).fetchall())
+
+    def _run(self, sql: str, values: Sequence[Any]) -> Any:
+        return self._connection.execute(sql, tuple(values))
 
 
 Work = Callable[[Transaction], T]
@@ -63,17 +71,53 @@ def insert(transaction: Transaction, table: str, values: Sequence[Any], rest: st
     return transaction.run(f"INSERT INTO {table} VALUES ({', '.join('?' * len(values))}) {rest}", values)
 
 
-class Database(Protocol):
-    """Futures are of `concurrent.futures`: wait with `result()`, or on an event loop with `asyncio.wrap_future`."""
+class StoreJob(NamedTuple):
+    work: Work[Any]
+    done: "Future[Any]"
+
+
+Jobs = queue.SimpleQueue[StoreJob | None]
+
+
+class Database:
+    """Threads that take work from queues, each until it finds None. Futures are of `concurrent.futures`: wait with `result()`,
+    or on an event loop with `asyncio.wrap_future`.
+    """
+
+    def __init__(self, writes: Jobs, reads: Jobs) -> None:
+        self._writes = writes
+        self._reads = reads
+        self._is_closed = False
+        self._threads: list[tuple[threading.Thread, Jobs]] = []
 
     def write(self, work: Work[T]) -> "Future[T]":
         """Run it in a transaction that is committed when the future is done. What it raises undoes all of it."""
+        return self._hand_over(self._writes, work)
 
     def read(self, work: Work[T]) -> "Future[T]":
         """Run it on one consistent view; it must not write."""
+        return self._hand_over(self._reads, work)
 
     def close(self) -> None:
         """What was handed over before is done first."""
+        if not self._is_closed:
+            self._is_closed = True
+            for _, jobs in self._threads:
+                jobs.put(None)
+            for thread, _ in self._threads:
+                thread.join()
+
+    def _start(self, name: str, jobs: Jobs, run: Callable[..., None], *values: Any) -> None:
+        thread = threading.Thread(target=run, args=values, name=name, daemon=True)
+        self._threads.append((thread, jobs))
+        thread.start()
+
+    def _hand_over(self, jobs: Jobs, work: Work[T]) -> "Future[T]":
+        if self._is_closed:
+            raise StoreError("the database is closed; nothing more is kept")
+        done: Future[T] = Future()
+        jobs.put(StoreJob(work, done))
+        return done
 
 
 async def reading(database: Database, work: Callable[..., T], *values: Any) -> T:
@@ -86,82 +130,25 @@ async def writing(database: Database, work: Callable[..., T], *values: Any) -> T
     return await asyncio.wrap_future(database.write(lambda transaction: work(transaction, *values)))
 
 
-class SqliteTransaction:
-    def __init__(self, connection: Any) -> None:
-        self._connection = connection
-
-    def run(self, sql: str, values: Sequence[Any] = ()) -> int:
-        return int(self._run(sql, values).rowcount)
-
-    def rows(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        return list(self._run(sql, values).fetchall())
-
-    def _run(self, sql: str, values: Sequence[Any]) -> Any:
-        return self._connection.execute(sql, tuple(values))
-
-
-class StoreJob(NamedTuple):
-    work: Work[Any]
-    done: "Future[Any]"
-
-
-class QueuedDatabase:
-    """Threads that take work from queues, each until it finds None."""
-
-    def __init__(self) -> None:
-        self._is_closed = False
-        self._threads: list[tuple[threading.Thread, queue.SimpleQueue[StoreJob | None]]] = []
-
-    def _start(
-        self, name: str, jobs: "queue.SimpleQueue[StoreJob | None]", run: Callable[..., None], *values: Any
-    ) -> None:
-        thread = threading.Thread(target=run, args=values, name=name, daemon=True)
-        self._threads.append((thread, jobs))
-        thread.start()
-
-    def close(self) -> None:
-        if not self._is_closed:
-            self._is_closed = True
-            for _, jobs in self._threads:
-                jobs.put(None)
-            for thread, _ in self._threads:
-                thread.join()
-
-    def _hand_over(self, jobs: "queue.SimpleQueue[StoreJob | None]", work: Work[T]) -> "Future[T]":
-        if self._is_closed:
-            raise StoreError("the database is closed; nothing more is kept")
-        done: Future[T] = Future()
-        jobs.put(StoreJob(work, done))
-        return done
-
-
-class SqliteDatabase(QueuedDatabase):
+class SqliteDatabase(Database):
     """A thread writes and a thread reads; writes that wait together are committed together."""
 
     def __init__(self, path: Path | str, schemas: Sequence[Schema]) -> None:
         """Makes the file, readable by its owner alone, and brings its tables up to date. Raises ConfigError."""
         self._path = Path(path)
-        self._writes: queue.SimpleQueue[StoreJob | None] = queue.SimpleQueue()
-        self._reads: queue.SimpleQueue[StoreJob | None] = queue.SimpleQueue()
-        super().__init__()
+        super().__init__(Jobs(), Jobs())
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             os.close(os.open(self._path, os.O_CREAT | os.O_RDWR, 0o600))
             writer = self._connect()
             for schema in schemas:
                 with _transaction(writer, "BEGIN IMMEDIATE"):
-                    migrate(SqliteTransaction(writer), schema)
+                    migrate(Transaction(writer), schema)
             reader = self._connect()
         except (OSError, sqlite3.Error) as error:
             raise ConfigError(f"cannot keep a database in {self._path}: {error}; choose another path") from error
         self._start("store-write", self._writes, self._write_all, writer)
         self._start("store-read", self._reads, self._read_all, reader)
-
-    def write(self, work: Work[T]) -> "Future[T]":
-        return self._hand_over(self._writes, work)
-
-    def read(self, work: Work[T]) -> "Future[T]":
-        return self._hand_over(self._reads, work)
 
     def _connect(self) -> sqlite3.Connection:
         connection = sqlite3.connect(self._path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
@@ -172,21 +159,14 @@ class SqliteDatabase(QueuedDatabase):
 
     def _write_all(self, connection: sqlite3.Connection) -> None:
         with contextlib.closing(connection):
-            while (job := self._writes.get()) is not None:
+            is_over = False
+            while not is_over and (job := self._writes.get()) is not None:
                 group = [job]
-                is_over = False
-                while len(group) < MAX_GROUP and not is_over:
-                    try:
-                        more = self._writes.get_nowait()
-                    except queue.Empty:
-                        break
-                    if more is None:
-                        is_over = True
-                    else:
+                with contextlib.suppress(queue.Empty):
+                    while len(group) < MAX_GROUP and (more := self._writes.get_nowait()) is not None:
                         group.append(more)
+                    is_over = len(group) < MAX_GROUP
                 _commit(connection, group)
-                if is_over:
-                    return
 
     def _read_all(self, connection: sqlite3.Connection) -> None:
         with contextlib.closing(connection):
@@ -195,7 +175,7 @@ class SqliteDatabase(QueuedDatabase):
                     continue
                 try:
                     with _transaction(connection, "BEGIN"):
-                        found = job.work(SqliteTransaction(connection))
+                        found = job.work(Transaction(connection))
                 except BaseException as error:
                     job.done.set_exception(_reported(error))
                 else:
@@ -215,11 +195,8 @@ def migrate(transaction: Transaction, schema: Schema) -> None:
     for statements in schema.versions[version:]:
         for statement in statements:
             transaction.run(statement)
-    transaction.run(
-        "INSERT INTO penstock_schema (name, version) VALUES (?, ?) "
-        "ON CONFLICT (name) DO UPDATE SET version = excluded.version",
-        (schema.name, len(schema.versions)),
-    )
+    rest = "ON CONFLICT (name) DO UPDATE SET version = excluded.version"
+    insert(transaction, "penstock_schema", (schema.name, len(schema.versions)), rest)
 
 
 def _commit(connection: sqlite3.Connection, group: Sequence[StoreJob]) -> None:
@@ -231,7 +208,7 @@ def _commit(connection: sqlite3.Connection, group: Sequence[StoreJob]) -> None:
             for job in jobs:
                 connection.execute("SAVEPOINT job")
                 try:
-                    outcomes.append((job, job.work(SqliteTransaction(connection)), None))
+                    outcomes.append((job, job.work(Transaction(connection)), None))
                 except BaseException as error:
                     connection.execute("ROLLBACK TO job")
                     outcomes.append((job, None, _reported(error)))

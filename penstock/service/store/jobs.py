@@ -4,7 +4,7 @@ A batch's answers are rows until all of them are there; each is written once, in
 stopping at any moment loses none and repeats none.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from penstock.service.store.database import Schema, Transaction, insert, row_as, rows_as
 
@@ -93,7 +93,7 @@ def kept_by(transaction: Transaction, tenant: str) -> KeptFiles:
 
 
 def all_file_ids(transaction: Transaction) -> set[str]:
-    return {str(row[0]) for row in transaction.rows("SELECT id FROM files")}
+    return set(rows_as(transaction, str, "SELECT id FROM files"))
 
 
 def delete_file(transaction: Transaction, file_id: str) -> None:
@@ -101,8 +101,7 @@ def delete_file(transaction: Transaction, file_id: str) -> None:
 
 
 def expired_files(transaction: Transaction, now_s: float) -> list[str]:
-    rows = transaction.rows("SELECT id FROM files WHERE expires_s IS NOT NULL AND expires_s <= ?", (int(now_s),))
-    return [str(row[0]) for row in rows]
+    return rows_as(transaction, str, "SELECT id FROM files WHERE expires_s <= ?", (int(now_s),))
 
 
 # Batches
@@ -151,17 +150,15 @@ def add_line(
 
 
 def answered_lines(transaction: Transaction, batch_id: str) -> set[int]:
-    return {int(row[0]) for row in transaction.rows("SELECT line FROM batch_lines WHERE batch = ?", (batch_id,))}
+    return set(rows_as(transaction, int, "SELECT line FROM batch_lines WHERE batch = ?", (batch_id,)))
 
 
 def answers_after(
     transaction: Transaction, batch_id: str, line: int, count: int, *, is_error: bool
 ) -> list[tuple[int, bytes]]:
     """Some answers in the order of their lines."""
-    rows: list[tuple[Any, ...]] = transaction.rows(
-        "SELECT line, answer FROM batch_lines WHERE batch = ? AND is_error = ? AND line > ? ORDER BY line LIMIT ?",
-        (batch_id, int(is_error), line, count),
-    )
+    sql = "SELECT line, answer FROM batch_lines WHERE batch = ? AND is_error = ? AND line > ? ORDER BY line LIMIT ?"
+    rows = transaction.rows(sql, (batch_id, int(is_error), line, count))
     return [(int(number), bytes(answer)) for number, answer in rows]
 
 

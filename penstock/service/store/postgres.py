@@ -5,13 +5,11 @@ after the other, which the database sees to. Work that the database breaks off b
 done again.
 """
 
-import queue
 from collections.abc import Sequence
-from concurrent.futures import Future
 from typing import Any
 
 from penstock.errors import ConfigError, StoreError
-from penstock.service.store.database import QueuedDatabase, Schema, SqliteTransaction, StoreJob, T, Work, migrate
+from penstock.service.store.database import Database, Jobs, Schema, Transaction, migrate
 
 NUM_CONNECTIONS = 4
 MAX_TRIES = 5
@@ -21,17 +19,17 @@ MIGRATION_LOCK = 0x70656E73
 """Two processes that start together bring the tables up to date one after the other."""
 
 
-class PostgresTransaction(SqliteTransaction):
+class PostgresTransaction(Transaction):
     """In the database's own words."""
 
     def _run(self, sql: str, values: Sequence[Any]) -> Any:
         return self._connection.execute(translated(sql), tuple(values))
 
 
-class PostgresDatabase(QueuedDatabase):
+class PostgresDatabase(Database):
     """Needs psycopg: pip install 'penstock[postgres]'."""
 
-    def __init__(self, url: str, schemas: Sequence[Schema], num_connections: int = NUM_CONNECTIONS) -> None:
+    def __init__(self, url: str, schemas: Sequence[Schema]) -> None:
         try:
             import psycopg
         except ImportError as error:
@@ -40,8 +38,7 @@ class PostgresDatabase(QueuedDatabase):
             ) from error
         self._psycopg = psycopg
         self._url = url
-        self._jobs: queue.SimpleQueue[StoreJob | None] = queue.SimpleQueue()
-        super().__init__()
+        super().__init__(jobs := Jobs(), jobs)
         try:
             with psycopg.connect(url, connect_timeout=10) as connection:
                 connection.execute(f"SELECT pg_advisory_xact_lock({MIGRATION_LOCK})")
@@ -49,17 +46,12 @@ class PostgresDatabase(QueuedDatabase):
                     migrate(PostgresTransaction(connection), schema)
         except psycopg.Error as error:
             raise ConfigError(f"cannot use the PostgreSQL database: {str(error).strip()}") from error
-        for number in range(num_connections):
-            self._start(f"store-{number}", self._jobs, self._work)
-
-    def write(self, work: Work[T]) -> "Future[T]":
-        return self._hand_over(self._jobs, work)
-
-    read = write
+        for number in range(NUM_CONNECTIONS):
+            self._start(f"store-{number}", jobs, self._work)
 
     def _work(self) -> None:
         connection: Any = None
-        while (job := self._jobs.get()) is not None:
+        while (job := self._writes.get()) is not None:
             work, done = job
             if not done.set_running_or_notify_cancel():
                 continue

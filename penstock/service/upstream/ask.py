@@ -4,10 +4,11 @@ server. No proxy is used and no redirect followed: a key is for the server it is
 import asyncio
 import socket
 from collections.abc import Mapping
+from dataclasses import replace
 from urllib.parse import urlsplit
 
 from penstock.service.upstream.connections import ConnectionPool, Fetch, Fetched
-from penstock.service.upstream.endpoint import Endpoint, endpoint_of
+from penstock.service.upstream.endpoint import endpoint_of
 
 MAX_ANSWER_BYTES = 64 << 20
 
@@ -18,19 +19,18 @@ class UnreachableError(OSError):
 
 def ask(url: str, *, headers: Mapping[str, str] | None = None, body: bytes | None = None, timeout_s: float) -> Fetched:
     """GET an address, or POST `body` to it. Raises ConfigError for what is no address, OSError where no answer comes."""
-    parts, endpoint = urlsplit(url if "://" in url else f"http://{url}"), endpoint_of(url)
+    parts, endpoint = urlsplit(url if "://" in url else f"http://{url}"), replace(endpoint_of(url), path="")
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-    length = {} if body is None else {"Content-Length": str(len(body))}
-    lines = {"Host": endpoint.authority, "Connection": "close", **length, **(headers or {})}
-    head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
-    data = f"{'GET' if body is None else 'POST'} {target} HTTP/1.1\r\n{head}\r\n".encode() + (body or b"")
+    lines = "".join(f"{name}: {value}\r\n" for name, value in {"connection": "close", **(headers or {})}.items())
+    pool = ConnectionPool(endpoint)
+    data = pool.request("GET" if body is None else "POST", target, lines.encode(), body)
     try:
         connected = socket.create_connection((endpoint.host, endpoint.port), timeout_s)
     except OSError as error:
         raise UnreachableError(*error.args) from error
     with connected:
         connected.setblocking(False)
-        return asyncio.run(_exchange(connected, endpoint, data, timeout_s))
+        return asyncio.run(_exchange(connected, pool, data, timeout_s))
 
 
 def is_ready(url: str, timeout_s: float) -> bool:
@@ -41,9 +41,9 @@ def is_ready(url: str, timeout_s: float) -> bool:
         return False
 
 
-async def _exchange(connected: socket.socket, endpoint: Endpoint, data: bytes, timeout_s: float) -> Fetched:
+async def _exchange(connected: socket.socket, pool: ConnectionPool, data: bytes, timeout_s: float) -> Fetched:
     async with asyncio.timeout(timeout_s):
-        connection = await ConnectionPool(endpoint).connect(None, connected)
+        connection = await pool.connect(None, connected)
         exchange = Fetch(MAX_ANSWER_BYTES)
         connection.send(data, exchange)
         try:

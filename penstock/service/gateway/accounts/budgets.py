@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 from penstock.errors import ConfigError
-from penstock.service.gateway.schema import note_change
+from penstock.service.gateway.schema import change
 from penstock.service.store.database import Database, Transaction, insert, rows_as
 
 PERIODS = {"total": "", "day": "%Y-%m-%d", "month": "%Y-%m"}
@@ -53,20 +53,11 @@ def set_budget(database: Database, scope: str, amount: int, period: str, unix_s:
         "spent = CASE WHEN budgets.period = excluded.period THEN budgets.spent ELSE 0 END, "
         "period_start = CASE WHEN budgets.period = excluded.period THEN budgets.period_start ELSE excluded.period_start END"
     )
-
-    def work(transaction: Transaction) -> None:
-        transaction.run(sql, (scope, amount, period, _start(period, unix_s)))
-        note_change(transaction)
-
-    database.write(work).result()
+    change(database, lambda t: t.run(sql, (scope, amount, period, _start(period, unix_s))))
 
 
 def delete_budget(database: Database, scope: str) -> None:
-    def work(transaction: Transaction) -> int:
-        note_change(transaction)
-        return transaction.run("DELETE FROM budgets WHERE scope = ?", (scope,))
-
-    if not database.write(work).result():
+    if not change(database, lambda t: t.run("DELETE FROM budgets WHERE scope = ?", (scope,))):
         raise ConfigError(f"{scope!r} has no budget")
 
 
@@ -85,8 +76,7 @@ def reserve(transaction: Transaction, gateway: str, scopes: Sequence[str], amoun
             )
         _take(transaction, scope, amount)
     made = Reservation(secrets.token_hex(8), tuple(scopes), amount)
-    row = (made.reservation_id, gateway, ",".join(scopes), amount)
-    insert(transaction, "reservations (id, gateway, scopes, amount)", row)
+    insert(transaction, "reservations", (made.reservation_id, gateway, ",".join(scopes), amount))
     return made
 
 
@@ -113,10 +103,7 @@ def spend(transaction: Transaction, reservation_id: str, scopes: Sequence[str], 
     rows = transaction.rows("SELECT amount FROM reservations WHERE id = ?", (reservation_id,))
     left = int(rows[0][0]) if rows else 0
     freed = left if is_last else min(cost, left)
-    for scope in sorted(scopes):
-        transaction.run(
-            "UPDATE budgets SET reserved = reserved - ?, spent = spent + ? WHERE scope = ?", (freed, cost, scope)
-        )
+    _charge(transaction, scopes, freed, cost)
     if is_last:
         transaction.run("DELETE FROM reservations WHERE id = ?", (reservation_id,))
     else:
@@ -126,13 +113,14 @@ def spend(transaction: Transaction, reservation_id: str, scopes: Sequence[str], 
 def settle(transaction: Transaction, reservation: Reservation, cost: int) -> None:
     """Once: a reservation that is gone was charged already."""
     held = transaction.rows("SELECT amount FROM reservations WHERE id = ?", (reservation.reservation_id,))
-    if not transaction.run("DELETE FROM reservations WHERE id = ?", (reservation.reservation_id,)):
-        return
-    for scope in sorted(reservation.scopes):
-        transaction.run(
-            "UPDATE budgets SET reserved = reserved - ?, spent = spent + ? WHERE scope = ?",
-            (held[0][0], cost, scope),
-        )
+    if transaction.run("DELETE FROM reservations WHERE id = ?", (reservation.reservation_id,)):
+        _charge(transaction, reservation.scopes, held[0][0], cost)
+
+
+def _charge(transaction: Transaction, scopes: Sequence[str], freed: int, cost: int) -> None:
+    sql = "UPDATE budgets SET reserved = reserved - ?, spent = spent + ? WHERE scope = ?"
+    for scope in sorted(scopes):
+        transaction.run(sql, (freed, cost, scope))
 
 
 def beat(transaction: Transaction, gateway: str, unix_s: float) -> int:
@@ -141,10 +129,8 @@ def beat(transaction: Transaction, gateway: str, unix_s: float) -> int:
     Who was not seen for long itself judges nobody yet: the database may have been away from all.
     """
     mine = transaction.rows("SELECT seen_at FROM gateways WHERE id = ?", (gateway,))
-    transaction.run(
-        "INSERT INTO gateways (id, seen_at) VALUES (?, ?) ON CONFLICT (id) DO UPDATE SET seen_at = excluded.seen_at",
-        (gateway, unix_s),
-    )
+    rest = "ON CONFLICT (id) DO UPDATE SET seen_at = excluded.seen_at"
+    insert(transaction, "gateways", (gateway, unix_s), rest)
     if mine and mine[0][0] < unix_s - LOST_S / 2:
         return 0
     lost = transaction.rows(

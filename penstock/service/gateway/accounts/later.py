@@ -36,9 +36,6 @@ class LaterRow(NamedTuple):
             transaction.run("DELETE FROM later WHERE account = ?", (self.account,))
 
 
-COLUMNS = ", ".join(LaterRow._fields)
-
-
 class LaterBill(msgspec.Struct, frozen=True):
     """As a server writes it."""
 
@@ -60,7 +57,7 @@ class Billed(NamedTuple):
 
 
 def open_later(transaction: Transaction, row: LaterRow) -> None:
-    insert(transaction, f"later ({COLUMNS})", row, "ON CONFLICT DO NOTHING")
+    insert(transaction, "later", row, "ON CONFLICT DO NOTHING")
     if row.reservation:
         transaction.run("UPDATE reservations SET gateway = '' WHERE id = ?", (row.reservation,))
 
@@ -71,12 +68,11 @@ def count_later(transaction: Transaction) -> int:
 
 def write_bill(transaction: Transaction, bill: LaterBill, settings: GatewaySettings, unix_s: float) -> Billed:
     """Once, however often it is brought."""
-    row = row_as(transaction, LaterRow, f"SELECT {COLUMNS} FROM later WHERE account = ?", (bill.account,))
+    row = row_as(transaction, LaterRow, "SELECT * FROM later WHERE account = ?", (bill.account,))
     if row is None:
         return Billed(False)
-    price = settings.price(bill.model) or settings.dearest
-    cost = price.cost(bill.num_prompt, bill.num_cached, bill.num_output, row.tier)
     counts = (bill.num_prompt, bill.num_cached, bill.num_output)
+    cost = settings.cost(bill.model, *counts, row.tier)
     record = UsageRecord(
         unix_s, row.request_id, row.key_id, row.tenant, bill.model, row.tag, *counts, cost, "later", bill.id
     )
@@ -89,7 +85,7 @@ def write_bill(transaction: Transaction, bill: LaterBill, settings: GatewaySetti
 
 def expire_later(transaction: Transaction, unix_s: float) -> int:
     """Charge in full what nobody billed in time; returns how many that was."""
-    rows = rows_as(transaction, LaterRow, f"SELECT {COLUMNS} FROM later WHERE expires_at < ?", (unix_s,))
+    rows = rows_as(transaction, LaterRow, "SELECT * FROM later WHERE expires_at < ?", (unix_s,))
     for row in rows:
         left = transaction.rows("SELECT amount FROM reservations WHERE id = ?", (row.reservation,))
         cost = int(left[0][0]) if left else 0

@@ -2,9 +2,10 @@
 
 import secrets
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from penstock.errors import ConfigError
+from penstock.service.gateway.accounts.money import NANO
 from penstock.service.store.database import Database, Transaction, insert
 
 GROUPS = {"key": "key_id", "tenant": "tenant", "model": "model", "tag": "tag", "day": "day"}
@@ -28,9 +29,6 @@ class UsageRecord(NamedTuple):
     """Under which it is written once."""
 
 
-_COLUMNS = ", ".join(UsageRecord._fields)
-
-
 class UsageSum(NamedTuple):
     group: tuple[str, ...]
     num_requests: int
@@ -39,30 +37,29 @@ class UsageSum(NamedTuple):
     num_output: int
     cost: int
 
+    def row(self, by: Sequence[str]) -> dict[str, Any]:
+        """As clients and operators read it; `by` names its group."""
+        counts = {name: value for name, value in self._asdict().items() if name.startswith("num_")}
+        return dict(zip(by, self.group, strict=True)) | counts | {"cost_usd": self.cost / NANO}
+
 
 def insert_record(transaction: Transaction, record: UsageRecord) -> bool:
     """False if it is there already."""
     values = (*record[:-1], record.id or secrets.token_hex(8))
-    return bool(insert(transaction, f"usage_records ({_COLUMNS})", values, "ON CONFLICT DO NOTHING"))
+    return bool(insert(transaction, "usage_records", values, "ON CONFLICT DO NOTHING"))
 
 
-def usage_sums(
-    database: Database, by: Sequence[str], since: float = 0.0, until: float = 1e12, tenant: str = ""
-) -> list[UsageSum]:
+def usage_sums(database: Database, by: Sequence[str], since: float = 0.0, tenant: str = "") -> list[UsageSum]:
     """Sums by key, tenant, model, tag or day (UTC), the dearest first."""
     unknown = [name for name in by if name not in GROUPS]
     if unknown:
         raise ConfigError(f"usage is not kept by {unknown[0]!r}; choose of {', '.join(GROUPS)}")
     columns = [GROUPS[name] for name in by]
-    source = "SELECT *, CAST(at AS BIGINT) / 86400 AS day FROM usage_records WHERE at >= ? AND at < ?"
-    values: list[object] = [since, until]
-    if tenant:
-        source += " AND tenant = ?"
-        values.append(tenant)
+    source = "SELECT *, CAST(at AS BIGINT) / 86400 AS day FROM usage_records WHERE at >= ? AND ? IN ('', tenant)"
     listed = ", ".join(columns)
     grouped = f" GROUP BY {listed}" if columns else ""
     sql = f"SELECT {listed + ', ' if listed else ''}{_SUMS} FROM ({source}) AS records{grouped}"
-    rows = database.read(lambda t: t.rows(sql, values)).result()
+    rows = database.read(lambda t: t.rows(sql, (since, tenant))).result()
     found = [
         UsageSum(tuple(str(one) for one in row[: len(columns)]), *(int(one or 0) for one in row[len(columns) :]))
         for row in rows

@@ -44,20 +44,13 @@ class AdminApi:
     def __init__(self, app: RouterApp, key: str, audit: Audit | None = None) -> None:
         self._app = app
         self._gateway = app.gate.gateway if app.gate is not None else None
-        self._tasks: set[asyncio.Task[None]] = set()
         self._keys = ApiKeys((key,))
         self.bodies = BodiesInFlight(4 * MAX_BODY_BYTES, has_tenants=False)
         self._audit = audit or _say
-        self._clients: set[InboundConnection] = set()
-
-    def opened(self, client: InboundConnection) -> None:
-        self._clients.add(client)
-
-    def closed(self, client: InboundConnection) -> None:
-        self._clients.discard(client)
+        self.clients: set[InboundConnection] = set()
 
     def close(self) -> None:
-        for client in tuple(self._clients):
+        for client in tuple(self.clients):
             client.abort()
 
     def check(self, method: str, path: str, headers: dict[bytes, bytes]) -> None:
@@ -75,9 +68,7 @@ class AdminApi:
         words = tuple(unquote(word) for word in request.path.strip("/").split("/"))
         gateway, row = self._gateway, find(request.method, words)
         if row is not None and gateway is not None:
-            task = asyncio.ensure_future(self._serve_desk(request, client, gateway, *row))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._app.run(self._serve_desk(request, client, gateway, *row))
             return
         try:
             client.respond(200, JSON_LINE, self._answer(request))

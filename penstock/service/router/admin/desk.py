@@ -10,7 +10,7 @@ from penstock.errors import ConfigError
 from penstock.service.edge.refusal import Refusal
 from penstock.service.gateway import audit, keys, rules
 from penstock.service.gateway.accounts import budgets
-from penstock.service.gateway.accounts.money import nanodollars
+from penstock.service.gateway.accounts.money import NANO, nanodollars
 from penstock.service.gateway.accounts.usage import GROUPS, usage_sums
 from penstock.service.gateway.gateway import Gateway
 
@@ -53,34 +53,14 @@ class DeskCall(NamedTuple):
 def list_keys(asked: DeskCall) -> Any:
     now = time.time()
     return [
-        {
-            "id": one.key_id,
-            "name": one.name,
-            "tenant": one.tenant,
-            "scopes": one.scopes,
-            "models": one.models,
-            "is_valid": one.is_valid(now),
-            "expires_at": one.expires_at,
-        }
+        {"id": one.key_id, "is_valid": one.is_valid(now)}
+        | {name: getattr(one, name) for name in ("name", "tenant", "scopes", "models", "expires_at")}
         for one in keys.list_keys(asked.gateway.database)
     ]
 
 
 def create_key(asked: DeskCall) -> Any:
-    body, database, now = asked.body, asked.gateway.database, time.time()
-    expires_at = None if body.expires_s is None else now + body.expires_s
-    key, record = keys.create_key(
-        database,
-        name=body.name,
-        tenant=body.tenant,
-        now=now,
-        scopes=body.scopes,
-        models=body.models,
-        expires_at=expires_at,
-    )
-    if body.budget_usd is not None:
-        amount = nanodollars(body.budget_usd)
-        budgets.set_budget(database, f"key:{record.key_id}", amount, body.budget_period, now)
+    key, record = keys.create_key(asked.gateway.database, now=time.time(), **msgspec.structs.asdict(asked.body))
     return {"key": key, "id": record.key_id}
 
 
@@ -95,13 +75,8 @@ def revoke_key(asked: DeskCall) -> None:
 
 def list_budgets(asked: DeskCall) -> Any:
     return [
-        {
-            "scope": one.scope,
-            "amount_usd": one.amount / 1e9,
-            "spent_usd": one.spent / 1e9,
-            "reserved_usd": one.reserved / 1e9,
-            "period": one.period,
-        }
+        {"scope": one.scope, "period": one.period}
+        | {f"{name}_usd": getattr(one, name) / NANO for name in ("amount", "spent", "reserved")}
         for one in budgets.budgets(asked.gateway.database)
     ]
 
@@ -138,12 +113,7 @@ def delete_rule(asked: DeskCall) -> None:
 
 def usage(asked: DeskCall) -> Any:
     by = asked.by or ("tenant", "model")
-    return [
-        dict(zip(by, one.group, strict=True))
-        | {"num_requests": one.num_requests, "num_prompt": one.num_prompt, "num_cached": one.num_cached}
-        | {"num_output": one.num_output, "cost_usd": one.cost / 1e9}
-        for one in usage_sums(asked.gateway.database, by)
-    ]
+    return [one.row(by) for one in usage_sums(asked.gateway.database, by)]
 
 
 def list_audit(asked: DeskCall) -> Any:

@@ -24,33 +24,21 @@ class _Bills(msgspec.Struct):
     data: list[LaterBill]
 
 
-class BillCollector:
-    """A bill leaves its replica once the gateway's database has it."""
-
-    def __init__(self, gateway: Gateway, members: Members) -> None:
-        self._gateway = gateway
-        self._members = members
-
-    async def run(self) -> None:
-        while True:
-            await asyncio.sleep(COLLECT_S)
-            if self._gateway.num_later:
-                await self.collect()
-
-    async def collect(self) -> None:
-        pools = [pool for one, pool in self._members if one.state is ReplicaState.READY and pool.is_ours]
-        for pool in pools:
+async def collect_bills(gateway: Gateway, members: Members) -> None:
+    """Runs for ever. A bill leaves its replica once the gateway's database has it."""
+    while True:
+        await asyncio.sleep(COLLECT_S)
+        pools = [pool for one, pool in members if one.state is ReplicaState.READY and pool.is_ours]
+        for pool in pools if gateway.num_later else ():
             with contextlib.suppress(OSError, StoreError, msgspec.DecodeError):
-                await self._collect_from(pool)
+                await _collect_from(pool, gateway)
 
-    async def _collect_from(self, pool: ReplicaPool) -> None:
-        found = await fetch(pool, pool.request("GET", PATH), TIMEOUT_S)
-        if found.status != 200:
-            return
-        bills = msgspec.json.decode(found.body, type=_Bills).data
-        if not bills:
-            return
-        loop = asyncio.get_running_loop()
-        done = await loop.run_in_executor(None, self._gateway.take_bills, bills, time.monotonic(), time.time())
-        if done:
-            await fetch(pool, pool.request("POST", PATH, body=msgspec.json.encode({"taken": done})), TIMEOUT_S)
+
+async def _collect_from(pool: ReplicaPool, gateway: Gateway) -> None:
+    found = await fetch(pool, pool.request("GET", PATH), TIMEOUT_S)
+    bills = msgspec.json.decode(found.body, type=_Bills).data if found.status == 200 else []
+    if not bills:
+        return
+    done = await asyncio.to_thread(gateway.take_bills, bills, time.monotonic(), time.time())
+    if done:
+        await fetch(pool, pool.request("POST", PATH, body=msgspec.json.encode({"taken": done})), TIMEOUT_S)

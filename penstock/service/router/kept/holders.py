@@ -12,6 +12,7 @@ MAX_KNOWN = 100_000
 MAX_READ_BYTES = 1 << 20
 """Of an answer that is looked through for ids."""
 KEEPING = ("/v1/responses", "/v1/conversations", "/v1/files", "/v1/batches")
+"""Something of requests there may be kept where they are answered."""
 LISTS = ("/v1/files", "/v1/batches")
 """Where GET lists what all replicas keep."""
 
@@ -19,11 +20,6 @@ _PATH = re.compile(r"/v1/(?:responses|conversations|files|batches)/((?:resp|conv
 _ID = rb"(?:resp|conv|file|batch)[_-][\w-]{1,80}"
 _FOUND = re.compile(rb'"(?:id|\w+_file_id)" ?: ?"(' + _ID + rb')"')
 _NAMED = re.compile(_ID)
-
-
-def keeps(path: str) -> bool:
-    """Something of such a request may be kept where it is answered."""
-    return path.startswith(KEEPING)
 
 
 def kept_ids(path: str, wanted: Wanted) -> list[bytes]:
@@ -40,8 +36,7 @@ def kept_ids(path: str, wanted: Wanted) -> list[bytes]:
 class Holders:
     """Replicas by what they keep; what was not asked for longest is forgotten first, and searched when asked for again."""
 
-    def __init__(self, max_known: int = MAX_KNOWN) -> None:
-        self._max_known = max_known
+    def __init__(self) -> None:
         self._holders: OrderedDict[tuple[str, bytes], str] = OrderedDict()
 
     def find(self, tenant: str, ids: list[bytes]) -> str:
@@ -58,5 +53,5 @@ class Holders:
         for id_ in _FOUND.findall(answer[:MAX_READ_BYTES]):
             self._holders[tenant, id_] = replica
             self._holders.move_to_end((tenant, id_))
-        while len(self._holders) > self._max_known:
+        while len(self._holders) > MAX_KNOWN:
             self._holders.popitem(last=False)

@@ -17,24 +17,10 @@ from penstock.service.upstream.connections import Headers
 MAX_WHOLE_BYTES = 4 << 20
 """Answers up to this size are held until they are whole."""
 STREAM_TYPES = (b"text/event-stream", b"application/x-ndjson")
-LEFT_OUT = frozenset(
-    (
-        b"connection",
-        b"keep-alive",
-        b"transfer-encoding",
-        b"content-length",
-        b"upgrade",
-        b"te",
-        b"trailer",
-        b"date",
-        b"x-request-id",
-        marks.LOST_HEADER,
-        marks.MOST_HEADER,
-        marks.RELAY_HEADER,
-        marks.USAGE_HEADER,
-        TRUST_HEADER,
-    )
-)
+_OF_A_HOP = (b"connection", b"keep-alive", b"transfer-encoding", b"content-length", b"upgrade", b"te", b"trailer")
+_OF_ROUTERS = (marks.LOST_HEADER, marks.MOST_HEADER, marks.RELAY_HEADER, marks.USAGE_HEADER, TRUST_HEADER)
+LEFT_OUT = frozenset((*_OF_A_HOP, *_OF_ROUTERS, b"date", b"x-request-id"))
+"""What of a replica's headers a client does not see: a connection's own, what replicas tell routers, what we say."""
 
 
 ANSWER_TYPES = (b"application/json", *STREAM_TYPES)

@@ -3,7 +3,7 @@
 import asyncio
 import errno
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from penstock.service.router.fleet import LiveReplica
@@ -32,8 +32,8 @@ class Attempt:
     _listener: AttemptListener
     _host: RelayHost
     replica: LiveReplica
-    pool: ReplicaPool
     _num_tokens: int
+    pool: ReplicaPool = field(init=False)
     trace: Any = None
     """Its span, where spans are sent to somebody."""
     has_answered: bool = False
@@ -50,6 +50,7 @@ class Attempt:
     _is_paused: bool = False
 
     def __post_init__(self) -> None:
+        self.pool = self._host.members.pool(self.replica)
         self.sent_s = self._host.now()
         self._host.fleet.begin(self.replica, self._num_tokens, self.sent_s)
 

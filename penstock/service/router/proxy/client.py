@@ -67,6 +67,8 @@ class UpgradedSession(Answering, Protocol):
 class RequestHandler(Protocol):
     max_body_bytes: int
     bodies: BodiesInFlight
+    clients: "set[InboundConnection]"
+    """Connected ones."""
 
     def check(self, method: str, path: str, headers: dict[bytes, bytes]) -> Any:
         """Who calls, before a byte of a body is read; `tenant` of it names whose memory a body takes. Raises Refusal."""
@@ -76,10 +78,6 @@ class RequestHandler(Protocol):
 
     def refuse(self, request: Incoming, client: AnswerSink, error: Refusal) -> None:
         """Answer that it is refused."""
-
-    def opened(self, client: "InboundConnection") -> None: ...
-
-    def closed(self, client: "InboundConnection") -> None: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -130,11 +128,11 @@ class InboundConnection(asyncio.Protocol):
         transport.set_write_buffer_limits(high=HIGH_WATER)
         self.is_open = True
         self.deadline_s = time.monotonic() + KEEP_ALIVE_S
-        self._handler.opened(self)
+        self._handler.clients.add(self)
 
     def connection_lost(self, error: Exception | None) -> None:
         self.is_open = False
-        self._handler.closed(self)
+        self._handler.clients.discard(self)
         self._drop()
         self._parser = None
         answering, self.answering = self.answering, None
@@ -177,9 +175,6 @@ class InboundConnection(asyncio.Protocol):
             cause = error.__context__
             refusal = cause if isinstance(cause, Refusal) else None
             self.refuse(refusal or not_http("the request is not HTTP as we read it; mend it"))
-
-    def eof_received(self) -> bool:
-        return False
 
     def pause_writing(self) -> None:
         self.flow.pause_writing()
@@ -305,9 +300,6 @@ class InboundConnection(asyncio.Protocol):
         self._session = self.answering = session
         self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         session.opened()
-
-    def call_soon(self, callback: Callable[[], None]) -> None:
-        self._loop.call_soon(callback)
 
     def finish(self) -> None:
         """The answer is over: the next request, if there is one and its client has read enough."""

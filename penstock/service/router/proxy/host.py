@@ -5,9 +5,9 @@ from typing import Any, Protocol
 from penstock.service.config import RouterConfig
 from penstock.service.marks import TokenBound
 from penstock.service.router.fleet import LiveFleet, LiveReplica
+from penstock.service.router.members import Members
 from penstock.service.router.meters import RouterMeters
 from penstock.service.router.proxy.job import RelayOutcome
-from penstock.service.router.proxy.replica_pool import ReplicaPool
 
 
 class RelayHost(Protocol):
@@ -17,12 +17,11 @@ class RelayHost(Protocol):
     meters: RouterMeters
     config: RouterConfig
     is_metered: bool
+    members: Members
 
     def now(self) -> float: ...
 
-    def pool_of(self, replica: LiveReplica) -> ReplicaPool: ...
-
-    def choose(self, relay: Any) -> tuple[LiveReplica, ReplicaPool]: ...
+    def choose(self, relay: Any) -> LiveReplica: ...
 
     def park(self, relay: Any) -> None: ...
 
@@ -32,9 +31,6 @@ class RelayHost(Protocol):
 
     def answer_headers(self, relay: Any) -> bytes: ...
 
-    def is_elsewhere(self, relay: Any, status: int) -> bool:
-        """What was asked for is not kept there: the next replica may keep it."""
-
     def asks_more(self, relay: Any, needs: TokenBound) -> bool:
         """It may take more than money was set aside for: the relay is started again, or refused. False if it stays refused."""
 
@@ -43,9 +39,6 @@ class RelayHost(Protocol):
 
     def overflow(self, relay: Any) -> None:
         """Turn to the next model at once where the present one has no replica free soon and the next one has."""
-
-    def fall_back(self, relay: Any) -> bool:
-        """Turn to the next model of the request; False if there is none."""
 
     def judge(self, relay: Any, status: int, headers: bytes, body: bytes) -> bytes | None:
         """The answer as the client gets it, or None to ask the next model instead."""

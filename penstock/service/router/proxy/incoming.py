@@ -21,7 +21,7 @@ _ODD = re.compile(rb"[\x00-\x1f\x7f\\\\]|/(?:\.{0,2}/|\.{1,2}$)")
 @dataclass(slots=True)
 class Incoming:
     """A request as it was parsed. Header names are in lower case; of repeated ones the first counts. The connection that reads
-    it fills in body, time and caller; nobody changes it once it is handed over.
+    it fills in body, time and caller, who handles it the id; then nobody changes it.
     """
 
     method: str
@@ -33,6 +33,8 @@ class Incoming:
     arrival_s: float = 0.0
     caller: Any = None
     """What the handler's `check` said of it."""
+    request_id: bytes = b""
+    """What its answer is called by; empty until it is handled."""
 
     @property
     def target(self) -> str:

@@ -44,7 +44,6 @@ class Job:
     """What stays the same from replica to replica, and the model that is asked for now."""
 
     request: Incoming
-    request_id: bytes
     relay_key: bytes
     """Unlike any other's: ids and seeds of the answer follow from it, so that they are the same on every replica."""
     wanted: Wanted
@@ -89,11 +88,6 @@ class Job:
     def is_resumable(self) -> bool:
         return self.request.method == "POST"
 
-    @property
-    def is_repeatable(self) -> bool:
-        """Asked twice it does no harm."""
-        return self.is_resumable and not self.is_kept
-
     def body(self, pool: ReplicaPool) -> bytes:
         fields = dict(self.extra)
         model = pool.model or self.model
@@ -116,7 +110,7 @@ class Job:
         body = self.body(pool)
         if not pool.model:  # one of ours, or one that takes no notice
             stamp, billing = self._stamp(), self._billing()
-            lines.append(b"x-request-id: %b\r\n%b: %b\r\n%b" % (self.request_id, marks.RELAY_HEADER, stamp, billing))
+            lines.append(b"x-request-id: %b\r\n%b: %b\r\n%b" % (request.request_id, marks.RELAY_HEADER, stamp, billing))
             if self.peer:
                 lines.append(b"%b: %b\r\n" % (kv_events.PEER_HEADER, self.peer))
             if shown:
@@ -128,15 +122,8 @@ class Job:
         target = request.target if not query else f"{request.target}?{query}"
         return b"".join((pool.head(request.method, target), *lines, b"\r\n", body))
 
-    def asking_blocks(self, pool: ReplicaPool) -> bytes:
-        """The same request, asked only what blocks its prompt is made of."""
-        return self._asking(pool, kv_events.BLOCKS_HEADER)
-
-    def asking_prefill(self, pool: ReplicaPool) -> bytes:
-        """The same request, of which only the prompt is to be computed."""
-        return self._asking(pool, kv_events.PREFILL_HEADER)
-
-    def _asking(self, pool: ReplicaPool, header: bytes) -> bytes:
+    def asking(self, pool: ReplicaPool, header: bytes) -> bytes:
+        """The same request, of which only this is wanted: the blocks its prompt is made of, or that they are computed."""
         head, end, body = self.data(pool, None).partition(b"\r\n\r\n")
         return head + b"\r\n%b: 1" % header + end + body
 

@@ -7,7 +7,7 @@ a replica that finds no blocks computes the prompt itself.
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from penstock.service.kv_events import BlockOffer
+from penstock.service.kv_events import PREFILL_HEADER, BlockOffer
 from penstock.service.router.fleet import LiveReplica
 from penstock.service.router.handover import FETCHED_BYTES_S, HandoverVerdict, PromptSite, Transfer, judge_handover
 from penstock.service.router.policy import RoutedCall, num_held
@@ -26,10 +26,9 @@ class PrefillRun:
 
     def __init__(self, host: RelayHost, replica: LiveReplica, job: Job, num_tokens: int) -> None:
         self._host = host
-        pool = host.pool_of(replica)
-        self._attempt = Attempt(self, host, replica, pool, num_tokens)
+        self._attempt = Attempt(self, host, replica, num_tokens)
         self._status = 0
-        self._attempt.send(job.asking_prefill(pool))
+        self._attempt.send(job.asking(self._attempt.pool, PREFILL_HEADER))
 
     @property
     def is_running(self) -> bool:
@@ -85,7 +84,8 @@ class Handovers:
         if job.prefill is not None and job.prefill.is_running:
             return  # whoever answers it now fetches from there too
         job.peer = b""
-        if self._mode == "never" or replica.offer is None or not _has_own_prompt(job):
+        has_own_prompt = job.request.method == "POST" and job.request.path in PROMPT_PATHS and not job.holder
+        if self._mode == "never" or replica.offer is None or not has_own_prompt:
             return
         if self._tuner is not None:
             num_missing = _num_missing(job.call, replica, replica.offer.block_size)
@@ -143,10 +143,6 @@ class Handovers:
 
     def _ruled(self, verdict: HandoverVerdict) -> HandoverVerdict:
         return verdict._replace(is_moved=True, why="always") if self._mode == "always" else verdict
-
-
-def _has_own_prompt(job: Job) -> bool:
-    return job.request.method == "POST" and job.request.path in PROMPT_PATHS and not job.holder
 
 
 def _site(call: RoutedCall, replica: LiveReplica, offer: BlockOffer) -> PromptSite:

@@ -76,17 +76,19 @@ class Relay:
             return
         self._attempt = attempt
         hedge_s = self._app.config.hedge_s
-        if hedge_s and not self.has_begun and self.job.is_repeatable:
+        if (
+            hedge_s and not self.has_begun and self.job.is_resumable and not self.job.is_kept
+        ):  # asked twice it does no harm
             self._hedging = asyncio.get_running_loop().call_later(hedge_s, self._send_hedge)
         attempt.send(self.job.data(attempt.pool, self._shown if self.has_begun else None))
 
     def _new_attempt(self) -> Attempt | None:
         try:
-            replica, pool = self._app.choose(self)
+            replica = self._app.choose(self)
         except CapacityError:
             return None
         self.tried.append(replica.name)
-        attempt = Attempt(self, self._app, replica, pool, self.job.call.num_tokens)
+        attempt = Attempt(self, self._app, replica, self.job.call.num_tokens)
         if self._is_slow:
             attempt.pause()
         job = self.job
@@ -142,8 +144,8 @@ class Relay:
                 return
             if self._ask_another_model(is_good=None if status in BUSY else False):
                 return
-        elif self._app.is_elsewhere(self, status):
-            self._leave(None)
+        elif status == 404 and self.job.is_searched and not self.has_begun and self._has_other():
+            self._leave(None)  # it is not kept there: the next replica may keep it
             self.start()
             return
         self._answer = answer
@@ -295,11 +297,23 @@ class Relay:
 
     def _ask_another_model(self, is_good: bool | None) -> bool:
         """The model cannot answer: the next of the request's models may."""
-        if self.has_begun or not self._app.fall_back(self):
+        if self.has_begun or not self.fall_back():
             return False
         self._leave(is_good)
         self._ask_again()
         return True
+
+    def fall_back(self) -> bool:
+        """Turn to the next model of the request; False if there is none."""
+        job = self.job
+        job.is_trial = False
+        while job.next_models:
+            job.model, *rest = job.next_models
+            job.next_models = tuple(rest)
+            if self._app.fleet.is_known(job.model):
+                self._app.meters.fallbacks.add()
+                return True
+        return False
 
     def _ask_again(self) -> None:
         """Another model, whole."""
@@ -320,10 +334,10 @@ class Relay:
         has_begun = self.has_begun
         self._finish(outcome)
         if has_begun:
-            self.client.write(error.event(self.job.request.path, self.job.request_id))
+            self.client.write(error.event(self.job.request.path, self.job.request.request_id))
             self.client.end()
         else:
-            status, body = error.worded(self.job.request.path, self.job.request_id)
+            status, body = error.worded(self.job.request.path, self.job.request.request_id)
             self.client.respond(status, error.header_lines + self._app.answer_headers(self), body)
 
     # What the client's connection calls

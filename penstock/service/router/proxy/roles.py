@@ -3,6 +3,7 @@
 One replica changes at a time, and only once what it is doing has ended.
 """
 
+from operator import attrgetter
 from urllib.parse import urlsplit
 
 from penstock.service.router.fleet import LiveFleet, LiveReplica
@@ -32,7 +33,7 @@ class RoleTuner:
             self._begun_s = now
         self._sums[model] = self._sums.get(model, 0.0) + prompt_s
         answering = [one for one in self._fleet.serving(model) if one.offer is not None and not one.only_prefills]
-        self._answers.setdefault(model, []).append(sum(map(_pending, answering)))
+        self._answers.setdefault(model, []).append(sum(one.num_pending for one in answering))
         elapsed_s = now - self._begun_s
         if elapsed_s >= self._period_s:
             for name, seconds in self._sums.items():
@@ -53,9 +54,9 @@ class RoleTuner:
             return
         wanted = wanted_prefills(_load(ready, others, prompt_s, num_answers), len(prefills))
         if wanted > len(prefills):
-            self._fleet.assign(min(others, key=_pending), "prefill")
+            self._fleet.assign(min(others, key=attrgetter("num_pending")), "prefill")
         elif wanted < len(prefills):
-            self._fleet.assign(min(prefills, key=_pending), "both")
+            self._fleet.assign(min(prefills, key=attrgetter("num_pending")), "both")
 
 
 def _load(ready: list[LiveReplica], others: list[LiveReplica], prompt_s: float, num_answers: float) -> RoleLoad:
@@ -73,7 +74,3 @@ def _load(ready: list[LiveReplica], others: list[LiveReplica], prompt_s: float, 
         max(ratios, default=0.0),
         is_shared=len(places) == 1 and len(offers) > 1 and offers[0].device != "",
     )
-
-
-def _pending(replica: LiveReplica) -> int:
-    return replica.num_pending

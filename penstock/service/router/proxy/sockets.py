@@ -4,6 +4,7 @@ The router speaks HTTP to replicas whatever its clients speak, so that keys, lim
 same for a frame as for a request.
 """
 
+import asyncio
 import contextlib
 import time
 from collections import deque
@@ -14,20 +15,8 @@ from websockets.frames import Frame, Opcode
 from websockets.protocol import State
 from websockets.server import ServerProtocol
 
+from penstock.service.edge import frames
 from penstock.service.edge.bodies import BodyAccount
-from penstock.service.edge.frames import (
-    CANCEL,
-    CANCELLED,
-    GOING_AWAY,
-    KEPT_HEADERS,
-    MAX_PENDING,
-    POLICY,
-    bad_frame,
-    body_of,
-    frames_in,
-    streamed,
-    whole_frame,
-)
 from penstock.service.edge.refusal import Refusal, not_http
 from penstock.service.router.proxy.client import Answering, InboundConnection, RequestHandler
 from penstock.service.router.proxy.incoming import Incoming
@@ -41,7 +30,7 @@ class RelayedSocket:
         self._handler = handler
         self._client = client
         self._path = request.path
-        self._headers = {name: request.headers[name] for name in KEPT_HEADERS if name in request.headers}
+        self._headers = {name: request.headers[name] for name in frames.KEPT_HEADERS if name in request.headers}
         self._headers[b"content-type"] = b"application/json"
         self._protocol = ServerProtocol(max_size=handler.max_body_bytes)
         self._parts: list[bytes] = []
@@ -75,8 +64,7 @@ class RelayedSocket:
                 self._take(event)
         self._flush()
         if self._protocol.state is not State.OPEN:
-            self._forget()
-            self._give_up()
+            self.on_client_gone()
         else:
             self._next()
 
@@ -107,15 +95,14 @@ class RelayedSocket:
         if not frame.fin:
             return
         data, self._parts = b"".join(self._parts), []
-        body = body_of(data)
-        if body == CANCEL:
+        body = frames.body_of(data)
+        if body == frames.CANCEL:
             if self._answer is not None:
                 self._give_up()
-                self.send(CANCELLED)
-        elif len(self._pending) >= MAX_PENDING:
-            self._forget()
-            self._give_up()
-            self._close(POLICY, f"more than {MAX_PENDING} requests were sent ahead")
+                self.send(frames.CANCELLED)
+        elif len(self._pending) >= frames.MAX_PENDING:
+            self.on_client_gone()
+            self._close(frames.POLICY, f"more than {frames.MAX_PENDING} requests were sent ahead")
         elif not self._is_draining:
             self._keep(body, len(data))
 
@@ -125,7 +112,7 @@ class RelayedSocket:
             account.add(num_bytes)
             self._pending.append((body, account))
         except Refusal as error:
-            self.send(whole_frame(error.status, dict(error.headers), error.body))
+            self.send(frames.whole_frame(error.status, dict(error.headers), error.body))
 
     def _forget(self) -> None:
         """Requests sent ahead are not answered any more."""
@@ -137,11 +124,11 @@ class RelayedSocket:
             body, account = self._pending.popleft()
             if isinstance(body, str):
                 account.close()
-                self.send(bad_frame(body))
+                self.send(frames.bad_frame(body))
                 continue
-            self._ask(streamed(body), account)
+            self._ask(frames.streamed(body), account)
         if self._is_draining and self._answer is None:
-            self._close(GOING_AWAY, "shutting down")
+            self._close(frames.GOING_AWAY, "shutting down")
 
     def _ask(self, data: bytes, account: BodyAccount) -> None:
         self._answer = answer = SocketAnswer(self, account)
@@ -160,16 +147,18 @@ class RelayedSocket:
 
     # What an answer calls
 
-    def send(self, *frames: bytes) -> None:
+    def send(self, *texts: bytes) -> None:
         if self._protocol.state is State.OPEN:
-            for frame in frames:
-                self._protocol.send_text(frame)
+            for text in texts:
+                self._protocol.send_text(text)
             self._flush()
 
     def over(self, answer: "SocketAnswer") -> None:
         if self._answer is answer:
             self._answer = None
-            self._client.call_soon(self._next)  # an answer that ends at once must not nest in the one before
+            asyncio.get_running_loop().call_soon(
+                self._next
+            )  # an answer that ends at once must not nest in the one before
 
     @property
     def is_open(self) -> bool:
@@ -206,7 +195,7 @@ class SocketAnswer:
     def respond(self, status: int, headers: bytes, body: bytes) -> None:
         named = dict(line.split(b": ", 1) for line in headers.split(b"\r\n") if line)
         with contextlib.suppress(msgspec.DecodeError):
-            self._send(whole_frame(status, named, body))
+            self._send(frames.whole_frame(status, named, body))
         self._finish()
 
     def begin(self, status: int, headers: bytes) -> None:
@@ -214,7 +203,7 @@ class SocketAnswer:
 
     def write(self, data: bytes) -> None:
         *events, self._rest = (self._rest + data).split(b"\n\n")
-        self._send(*(frame for event in events for frame in frames_in(event)))
+        self._send(*(frame for event in events for frame in frames.frames_in(event)))
 
     def end(self) -> None:
         self._finish()
@@ -227,9 +216,9 @@ class SocketAnswer:
         if answering is not None:
             answering.on_client_gone()
 
-    def _send(self, *frames: bytes) -> None:
+    def _send(self, *texts: bytes) -> None:
         if not self._is_left:
-            self._session.send(*frames)
+            self._session.send(*texts)
 
     def _finish(self) -> None:
         self.answering = None
