@@ -15,10 +15,10 @@ class AuditEntry(NamedTuple):
 
 
 def write_audit(database: Database, entry: AuditEntry) -> "Future[int]":
-    return database.write(lambda t: insert(t, "audit", entry))
+    return database.write(lambda t: insert(t, "audit (at, who, action, about)", entry))
 
 
 def audit_entries(database: Database, limit: int = 100) -> list[AuditEntry]:
     """The latest, newest first."""
-    sql = "SELECT * FROM audit ORDER BY at DESC LIMIT ?"
+    sql = "SELECT at, who, action, about FROM audit ORDER BY at DESC LIMIT ?"
     return database.read(lambda t: rows_as(t, AuditEntry, sql, (limit,))).result()

@@ -19,6 +19,7 @@ from penstock.service.store.database import Database, insert, rows_as
 PREFIX = "psk"
 SCOPES = ("inference", "usage", "metrics")
 """What a key may be good for: asking models; reading its tenant's usage; reading the numbers of all tenants."""
+_COLUMNS = "id, digest, name, tenant, scopes, models, created_at, expires_at, revoked_at"
 _NOBODY = hashlib.sha256(b"").digest()
 
 
@@ -83,12 +84,12 @@ def _enter(database: Database, wanted: KeyRecord) -> tuple[str, KeyRecord]:
     key_id, secret = secrets.token_hex(6), secrets.token_urlsafe(32)
     record = replace(wanted, key_id=key_id, digest=_digest(secret.encode()))
     values = [",".join(one) if isinstance(one, tuple) else one for one in astuple(record)]
-    change(database, lambda t: insert(t, "keys", values))
+    change(database, lambda t: insert(t, f"keys ({_COLUMNS})", values))
     return f"{PREFIX}_{key_id}_{secret}", record
 
 
 def list_keys(database: Database) -> list[KeyRecord]:
-    return database.read(lambda t: rows_as(t, _record, "SELECT * FROM keys ORDER BY created_at")).result()
+    return database.read(lambda t: rows_as(t, _record, f"SELECT {_COLUMNS} FROM keys ORDER BY created_at")).result()
 
 
 def revoke_key(database: Database, key_id: str, now: float) -> None:

@@ -41,7 +41,7 @@ def put_rule(database: Database, base: GatewaySettings, kind: str, name: str, va
         rules[kind][name] = value
         merged(base, rules)
         rest = "ON CONFLICT (kind, name) DO UPDATE SET value = excluded.value"
-        insert(transaction, "rules", (kind, name, msgspec.json.encode(value).decode()), rest)
+        insert(transaction, "rules (kind, name, value)", (kind, name, msgspec.json.encode(value).decode()), rest)
 
     change(database, work)
 

@@ -39,7 +39,8 @@ def change(database: Database, work: Work[T]) -> T:
     """Done once it returns, and gateways look again. Raises StoreError, and whatever the work raises."""
 
     def noted(transaction: Transaction) -> T:
-        insert(transaction, "changes", ("all", 1), "ON CONFLICT (name) DO UPDATE SET number = changes.number + 1")
+        rest = "ON CONFLICT (name) DO UPDATE SET number = changes.number + 1"
+        insert(transaction, "changes (name, number)", ("all", 1), rest)
         return work(transaction)
 
     return database.write(noted).result()

@@ -67,7 +67,8 @@ def row_as(transaction: Transaction, kind: Callable[..., T], sql: str, values: S
 
 
 def insert(transaction: Transaction, table: str, values: Sequence[Any], rest: str = "") -> int:
-    """A row, in the order of the table's columns; returns whether there is one more. `rest` ends the statement."""
+    """A row, in the order of the table's columns; returns whether there is one more. `rest` ends the statement. A table that
+    versions of us share at a time names its columns: `audit (at, who)`; a newer one may have more."""
     return transaction.run(f"INSERT INTO {table} VALUES ({', '.join('?' * len(values))}) {rest}", values)
 
 

@@ -76,7 +76,8 @@ def reserve(transaction: Transaction, gateway: str, scopes: Sequence[str], amoun
             )
         _take(transaction, scope, amount)
     made = Reservation(secrets.token_hex(8), tuple(scopes), amount)
-    insert(transaction, "reservations", (made.reservation_id, gateway, ",".join(scopes), amount))
+    row = (made.reservation_id, gateway, ",".join(scopes), amount)
+    insert(transaction, "reservations (id, gateway, scopes, amount)", row)
     return made
 
 
@@ -130,7 +131,7 @@ def beat(transaction: Transaction, gateway: str, unix_s: float) -> int:
     """
     mine = transaction.rows("SELECT seen_at FROM gateways WHERE id = ?", (gateway,))
     rest = "ON CONFLICT (id) DO UPDATE SET seen_at = excluded.seen_at"
-    insert(transaction, "gateways", (gateway, unix_s), rest)
+    insert(transaction, "gateways (id, seen_at)", (gateway, unix_s), rest)
     if mine and mine[0][0] < unix_s - LOST_S / 2:
         return 0
     lost = transaction.rows(

@@ -56,8 +56,11 @@ class Billed(NamedTuple):
     """What was charged, where it is new and holds tokens."""
 
 
+COLUMNS = ", ".join(LaterRow._fields)
+
+
 def open_later(transaction: Transaction, row: LaterRow) -> None:
-    insert(transaction, "later", row, "ON CONFLICT DO NOTHING")
+    insert(transaction, f"later ({COLUMNS})", row, "ON CONFLICT DO NOTHING")
     if row.reservation:
         transaction.run("UPDATE reservations SET gateway = '' WHERE id = ?", (row.reservation,))
 
@@ -68,7 +71,7 @@ def count_later(transaction: Transaction) -> int:
 
 def write_bill(transaction: Transaction, bill: LaterBill, settings: GatewaySettings, unix_s: float) -> Billed:
     """Once, however often it is brought."""
-    row = row_as(transaction, LaterRow, "SELECT * FROM later WHERE account = ?", (bill.account,))
+    row = row_as(transaction, LaterRow, f"SELECT {COLUMNS} FROM later WHERE account = ?", (bill.account,))
     if row is None:
         return Billed(False)
     counts = (bill.num_prompt, bill.num_cached, bill.num_output)
@@ -85,7 +88,7 @@ def write_bill(transaction: Transaction, bill: LaterBill, settings: GatewaySetti
 
 def expire_later(transaction: Transaction, unix_s: float) -> int:
     """Charge in full what nobody billed in time; returns how many that was."""
-    rows = rows_as(transaction, LaterRow, "SELECT * FROM later WHERE expires_at < ?", (unix_s,))
+    rows = rows_as(transaction, LaterRow, f"SELECT {COLUMNS} FROM later WHERE expires_at < ?", (unix_s,))
     for row in rows:
         left = transaction.rows("SELECT amount FROM reservations WHERE id = ?", (row.reservation,))
         cost = int(left[0][0]) if left else 0

@@ -43,10 +43,13 @@ class UsageSum(NamedTuple):
         return dict(zip(by, self.group, strict=True)) | counts | {"cost_usd": self.cost / NANO}
 
 
+_COLUMNS = ", ".join(UsageRecord._fields)
+
+
 def insert_record(transaction: Transaction, record: UsageRecord) -> bool:
     """False if it is there already."""
     values = (*record[:-1], record.id or secrets.token_hex(8))
-    return bool(insert(transaction, "usage_records", values, "ON CONFLICT DO NOTHING"))
+    return bool(insert(transaction, f"usage_records ({_COLUMNS})", values, "ON CONFLICT DO NOTHING"))
 
 
 def usage_sums(database: Database, by: Sequence[str], since: float = 0.0, tenant: str = "") -> list[UsageSum]:
