@@ -37,9 +37,6 @@ class LastStates:
     def put(self, chunks: Any, hidden: Tensor) -> None:
         self.hidden = hidden.clone()
 
-    def put_decodes(self, rows: Any, starts: Any, hidden: Tensor) -> None:
-        self.hidden = hidden[: len(rows)].clone()
-
 
 def widen(guesses: list[int], last: int, window: int, pool: Pool) -> list[int]:
     """Fill a window up from the pool."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from penstock.amounts import format_bytes
 from penstock.console.show import printable
 from penstock.runtime.engine.machine import Facts
-from penstock.service.config import ServerConfig
+from penstock.service.config import ListenConfig, ServerConfig
 from penstock.service.server.pool.resident import Resident
 from penstock.service.webfiles import has_web_app
 
@@ -15,7 +15,7 @@ USER_TOKENS = 2048
 
 
 def banner(facts: Facts, server: ServerConfig, port: int, phases: Sequence[tuple[str, float]], seconds: float) -> str:
-    url = _url(server, port)
+    url = url_of(server, port)
     lines = ["", f"  Penstock serves {printable(facts.model)} at {url}/v1", ""]
     lines += [f"  {name:<18}{format_bytes(size):>12}" for name, size in facts.memory]
     lines += ["", f"  {capacity(facts)}", f"  started in {seconds:.1f} s{_phases(phases)}", ""]
@@ -25,7 +25,7 @@ def banner(facts: Facts, server: ServerConfig, port: int, phases: Sequence[tuple
 
 def pool_banner(residents: Sequence[Resident], budget_bytes: int | None, server: ServerConfig, port: int) -> str:
     """For several models, before any is loaded."""
-    url = _url(server, port)
+    url = url_of(server, port)
     room = "" if budget_bytes is None else f", together in {format_bytes(budget_bytes)}"
     lines = ["", f"  Penstock serves {len(residents)} models at {url}/v1, each loaded when asked for{room}", ""]
     for one in residents:
@@ -58,9 +58,9 @@ def chat_curl(model: str, server: ServerConfig, url: str) -> str:
     return f"curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{quoted}'"
 
 
-def _url(server: ServerConfig, port: int) -> str:
-    host = f"[{server.host}]" if ":" in server.host else server.host
-    return f"{server.tls.scheme}://{host}:{port}"
+def url_of(listen: ServerConfig | ListenConfig, port: int) -> str:
+    host = listen.host.strip("[]")
+    return f"{listen.tls.scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def _pages(url: str) -> list[str]:

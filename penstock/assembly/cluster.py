@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from penstock.assembly.banner import url_of
 from penstock.assembly.routing import listen_for
 from penstock.assembly.serving import DROPPED_STATUS, bind, package_version
 from penstock.console.files import write_file
@@ -126,7 +127,7 @@ async def _run(cluster: Cluster, ray_cluster: RayCluster) -> int:
     listener = bind(cluster.listen.host, cluster.listen.port)
     server = await listen_for(app, listener, app.tls.listener)
     app.start()
-    url = f"{cluster.listen.tls.scheme}://{cluster.listen.host}:{listener.getsockname()[1]}"
+    url = url_of(cluster.listen, listener.getsockname()[1])
     say(f"penstock serves on {url}: {asked.min_replicas} to {asked.max_replicas} replicas")
     keeping = asyncio.ensure_future(_keep(controller, ray_cluster, url, asked.look_s))
     saving = asyncio.ensure_future(curve.keep(controller.served)) if curve is not None else None

@@ -189,9 +189,7 @@ def _load_part(
     place: RankPlace,
     reported: Callable[[int, int], None] | None = None,
 ) -> ModelPart | NativePart:
-    spec = dummy_spec(config.model.model) if files is None else files.spec
-    if spec is None:
-        raise ConfigError(f"{config.model.model} names no model")
+    spec = dummy_spec(config.model.model) or files.spec  # type: ignore[union-attr]
     if files is not None and isinstance(device, CpuDevice) and _can_be_native(config):
         shard = shard_model(spec, place.ranks, place.rank)
         native = load_native_part(shard, files.model.recipes, files.checkpoint, device.num_threads)

@@ -140,10 +140,8 @@ class PooledEngines:
             opener = partial(open_text, entry.source)
             models.append(PooledModel(served, resident, opener, check, verifiers[entry.name]))
         self.pool = ModelPool(models, budget_bytes, max_waiting=engine.scheduler.max_waiting)
+        self.run, self.stop = self.pool.run, self.pool.stop
         self.front = Front(ServedModels(*(one.served for one in models)), server, package_version(), self.pool)
-
-    async def run(self) -> None:
-        await self.pool.run()
 
     async def until_ready(self, port: int) -> None:
         """At once: whoever asks waits for its own model."""
@@ -155,9 +153,6 @@ class PooledEngines:
             resident = one.resident
             if resident.is_untried and not resident.is_checked and not resident.is_checking:
                 await self.pool.check(one)
-
-    async def stop(self) -> None:
-        await self.pool.stop()
 
 
 def with_cache_share(engine: EngineConfig, budget_bytes: int | None) -> EngineConfig:

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from penstock.amounts import counted
+from penstock.assembly.banner import url_of
 from penstock.assembly.gateway import add_outside, close_gateway, open_gateway
 from penstock.assembly.replicas import LocalReplicas
 from penstock.assembly.serving import BACKLOG, DROPPED_STATUS, allow_files, bind, package_version
@@ -77,7 +78,7 @@ async def _run(routing: Routing) -> int:
             await _open_admin(stack, app, routing, gateway)
         app.start()
         await _bring_replicas(stack, app, routing)
-        where = f"{routing.listen.tls.scheme}://{routing.listen.host}:{listener.getsockname()[1]}"
+        where = url_of(routing.listen, listener.getsockname()[1])
         count = counted(len(app.fleet.own) + len(routing.commands), "replica")
         say(f"penstock routes on {where}, {count}, {routing.config.policy}")
         doubting = asyncio.ensure_future(_log_doubts(app))

@@ -11,6 +11,7 @@ import ssl
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Protocol
 
@@ -114,30 +115,24 @@ def watermark_of(server: ServerConfig) -> Watermark | None:
     return None if server.watermark is None else Watermark.from_file(server.watermark)
 
 
+@dataclass
 class SingleEngine:
     """One model, loaded at once: its engine's failure is the server's."""
 
-    def __init__(
-        self,
-        client: EngineClient,
-        server: ServerConfig,
-        text: Callable[[], Text],
-        start_s: float,
-        verifier: ModelVerifier | None = None,
-    ) -> None:
-        self._config = server
-        self._open_text = text
-        self._verifier = verifier
-        self._start_s = start_s
-        self._phases: list[tuple[str, float]] = []
-        self._client = client
-        self._client.on_phase = self._on_phase
+    _client: EngineClient
+    _config: ServerConfig
+    _open_text: Callable[[], Text]
+    _start_s: float
+    _verifier: ModelVerifier | None = None
+    _phases: list[tuple[str, float]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        client, server = self._client, self._config
+        client.on_phase = self._on_phase
+        self.run, self.stop = client.run, client.stop
         self._model = ServedModel(client, num_tenants=server.num_tenants, num_keys=server.num_keys)
         self._model.watermark = watermark_of(server)
         self.front = Front(ServedModels(self._model), server, package_version())
-
-    async def run(self) -> None:
-        await self._client.run()
 
     async def until_ready(self, port: int) -> None:
         """Load words and weights at the same time; whatever fails first is what is told."""
@@ -146,9 +141,6 @@ class SingleEngine:
         if self._client.facts is not None:
             seconds = time.monotonic() - self._start_s
             say(banner(self._client.facts, self._config, port, self._phases, seconds))
-
-    async def stop(self) -> None:
-        await self._client.stop()
 
     async def verify(self) -> None:
         """Whether the model is what it was; if not, it is not ready for anybody."""

@@ -17,12 +17,14 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 
+import msgspec
+
 from penstock.assembly.machines import is_arithmetic, make_engine
 from penstock.assembly.peers import PeerSettings
+from penstock.config import EngineConfig
 from penstock.log import set_up
 from penstock.runtime import preload
 from penstock.runtime.engine.process import run_engine
-from penstock.runtime.engine.wire import decode_config
 
 MODEL = "--model="
 RANKS = "--ranks="
@@ -50,7 +52,7 @@ def main() -> int:
     step_log = _value(flags, STEP_LOG)
     host = _value(flags, OFFER)
     peers = None if host is None else PeerSettings(host, os.environ["PENSTOCK_REPLICA_KEY"].encode())
-    config = decode_config(setup)
+    config = msgspec.json.decode(setup, type=EngineConfig)
     make = partial(make_engine, config, step_log=None if step_log is None else Path(step_log), peers=peers)
     return run_engine(make, Path(folder), start_s)
 

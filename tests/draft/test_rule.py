@@ -46,8 +46,8 @@ def test_a_cheap_width_beyond_a_dear_one_is_found() -> None:
 
 
 def test_what_drafting_itself_takes_is_counted() -> None:
-    assert choose_lengths([[0.5]], 1, lambda _: 1.0, fixed_s=0.4) == [1]
-    assert choose_lengths([[0.5]], 1, lambda _: 1.0, fixed_s=0.5) == [0]
+    assert choose_lengths([[0.5]], 1, lambda width: 1.0 + 0.4 * (width > 1)) == [1]
+    assert choose_lengths([[0.5]], 1, lambda width: 1.0 + 0.5 * (width > 1)) == [0]
 
 
 def test_tokens_of_a_round() -> None:

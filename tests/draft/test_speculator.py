@@ -184,7 +184,7 @@ def test_waits_for_guesses_that_do_not_come_take_a_small_part_of_the_time() -> N
         if speculator.is_due(1):
             speculator.propose([View((0, 0), [0], 1)], 1)
             speculator.charge(0.001)
-            speculator.lose(0.2)
+            speculator.exploration.lose(0.2)
             num_waits += 1
     assert 20 <= num_waits <= 1000 * SHARE / 0.2 + 2
 

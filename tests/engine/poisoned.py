@@ -7,6 +7,8 @@ import time
 from functools import partial
 from pathlib import Path
 
+import msgspec
+
 from penstock.assembly.machines import make_engine
 from penstock.config import EngineConfig
 from penstock.runtime.core.batch import Batch, Chunk, Logprob, StepOutput
@@ -15,7 +17,6 @@ from penstock.runtime.core.runner import Masks, Runner
 from penstock.runtime.engine.engine import Engine
 from penstock.runtime.engine.machine import Machine
 from penstock.runtime.engine.process import OnPhase, run_engine
-from penstock.runtime.engine.wire import decode_config
 
 RAISE, DIE, HANG, EXHAUST = 249, 250, 251, 252
 """First tokens of prompts that make a step raise, kill the process, never end, and run out of memory."""
@@ -75,5 +76,5 @@ def make(config: EngineConfig, on_phase: OnPhase) -> Machine:
 
 
 if __name__ == "__main__":
-    config = decode_config(sys.stdin.buffer.readline())
+    config = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineConfig)
     sys.exit(run_engine(partial(make, config), Path(sys.argv[1])))

@@ -15,10 +15,9 @@ from penstock.runtime.draft.speculator import Speculator
 from penstock.runtime.engine.engine import Engine
 from penstock.runtime.execution.cuda import forward
 from penstock.runtime.execution.cuda.forward import GraphForward, record_steps
-from penstock.runtime.execution.cuda.graphs import GraphParts, GraphRecorder, SampleGraphs
+from penstock.runtime.execution.cuda.graphs import GraphParts, GraphRecorder
 from penstock.runtime.execution.cuda.rows import DeviceRows
-from penstock.runtime.execution.eager.forward import EagerForward
-from penstock.runtime.execution.eager.launched import Here, take_here
+from penstock.runtime.execution.eager.launched import Here
 from penstock.runtime.execution.eager.runner import ModelRunner, StepRunner
 from penstock.runtime.execution.eager.sampler import Sampler
 from penstock.runtime.execution.heads.states import StateStore
@@ -86,17 +85,15 @@ def recorded_runner(model: Decoder, shape: RunnerShape) -> tuple[StepRunner, dic
     rows = DeviceRows(*sizes, cpu, shape.num_blocks, groups, idle_state)
     sampler = Sampler(rows.tokens, rows.sampling)
     listed: Any = Listed(model)
-    parts = GraphParts(listed, cache, rotations, rows, sampler, NUM_ROWS, RerunRecorder())
+    parts = GraphParts(rows, cache, rotations, sampler, listed, NUM_ROWS, RerunRecorder())
     steps = record_steps(parts)
     steps.mixed._most_tokens = 0.0
-    eager = EagerForward(model, rows, cache, rotations, sampler)
-    made = GraphForward(eager, rows, steps, steps, SampleGraphs(parts), NUM_ROWS)
-    return StepRunner(rows, cache, made, sampler, spec.vocab_size, sent), steps.decodes._recordings
+    return StepRunner(parts, GraphForward(parts, steps, steps), sent), steps.decodes._recordings
 
 
 def sent(tokens: torch.Tensor | None, count: int) -> Here:
     """The next step writes where these are."""
-    return take_here(None if tokens is None else tokens.clone(), count)
+    return Here(None if tokens is None else tokens.clone(), count)
 
 
 @pytest.mark.parametrize("make", [latent, hybrid])

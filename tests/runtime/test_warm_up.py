@@ -47,7 +47,7 @@ def parts_of(model: Decoder) -> GraphParts:
     rows = DeviceRows(NUM_ROWS, MAX_CONTEXT, BLOCK_SIZE, model.spec.vocab_size, CPU, idle_block=20)
     rotations = Rotations(model.spec, MAX_CONTEXT, CPU)
     sampler = Sampler(rows.tokens, rows.sampling)
-    return GraphParts(model, cache, rotations, rows, sampler, NUM_ROWS - 1, GraphRecorder())
+    return GraphParts(rows, cache, rotations, sampler, model, NUM_ROWS - 1, GraphRecorder())
 
 
 def recorded(parts: GraphParts) -> RecordedSteps:

@@ -9,6 +9,7 @@ import time
 from functools import partial
 from pathlib import Path
 
+import msgspec
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
@@ -21,7 +22,6 @@ from penstock.runtime.engine.engine import Engine
 from penstock.runtime.engine.grammar_state import GrammarState
 from penstock.runtime.engine.machine import Machine
 from penstock.runtime.engine.process import OnPhase, run_engine
-from penstock.runtime.engine.wire import decode_config
 from penstock.runtime.text.grammar.compiler import GrammarCompiler
 from penstock.runtime.text.grammar.vocabulary import whole_vocabulary
 from penstock.runtime.text.stream.styles import style_of_template
@@ -65,7 +65,9 @@ def make(config: EngineConfig, on_phase: OnPhase) -> Machine:
 
 def main(mode: str, *words: str) -> int:
     if mode == "work":
-        return run_engine(partial(make, decode_config(sys.stdin.buffer.readline())), Path(words[0]))
+        return run_engine(
+            partial(make, msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineConfig)), Path(words[0])
+        )
     config = args.build(Config, args.parse(Config, list(words)).values)
     worker = [sys.executable, "-m", "tests.server.thinking", "work"]
     return serve(config.engine, config.server, worker, thinking_text)

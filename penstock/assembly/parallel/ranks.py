@@ -165,12 +165,8 @@ def smallest(sizings: Sequence[Sizing]) -> Sizing:
 
 
 def _with_room_of(own: Sizing, agreed: Sizing) -> Sizing:
-    return replace(
-        own,
-        num_blocks=agreed.num_blocks,
-        num_kept_blocks=agreed.num_kept_blocks,
-        max_batch_tokens=agreed.max_batch_tokens,
-    )
+    names = "num_blocks", "num_kept_blocks", "max_batch_tokens"
+    return replace(own, **{name: getattr(agreed, name) for name in names})
 
 
 def node_key(node: int) -> str:

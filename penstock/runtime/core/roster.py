@@ -125,7 +125,11 @@ class Roster:
             self._rows.append(sequence.row)
         del self.running[sequence]
         if not sequence.request.is_batch:
-            self._count_out(sequence.request.tenant)
+            tenant = sequence.request.tenant
+            self.tenants[tenant] -= 1
+            if not self.tenants[tenant]:
+                del self.tenants[tenant]
+                self.turns.pop(tenant, None)
         self.batch.pop(sequence, None)
         self.behind.pop(sequence, None)
         self.pool.release(sequence.holding)
@@ -137,12 +141,6 @@ class Roster:
             self.on_preempt(sequence)
         self.leave(sequence)
         self.wait(sequence)
-
-    def _count_out(self, tenant: str) -> None:
-        self.tenants[tenant] -= 1
-        if not self.tenants[tenant]:
-            del self.tenants[tenant]
-            self.turns.pop(tenant, None)
 
     def catch_up(self) -> None:
         """Sequences have advanced: count again which prompts are not computed yet."""

@@ -1,5 +1,6 @@
 """What every drafter does, and the values it reads and gives."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
@@ -52,3 +53,16 @@ class Drafter(Protocol):
 
     def finish(self, view: View) -> None:
         """A generation has ended: nothing is kept for it alone any more."""
+
+
+class Lookup(ABC):
+    """A drafter that looks guesses up, each by itself."""
+
+    def propose(self, views: Sequence[View], most: int) -> list[Guess]:
+        return [self._guess(view, most) for view in views]
+
+    def seconds(self, length: int) -> float:
+        return 0.0
+
+    @abstractmethod
+    def _guess(self, view: View, most: int) -> Guess: ...

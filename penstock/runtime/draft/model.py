@@ -7,6 +7,7 @@ it continues from the last token on which both agree. Long prompts are computed 
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from penstock.runtime.core.batch import Arrival, Batch, Chunk
 from penstock.runtime.core.request import SamplingParams
@@ -21,15 +22,13 @@ USUAL_TOKENS = 2
 GREEDY = SamplingParams(temperature=0.0)
 
 
+@dataclass(slots=True)
 class Reading:
     """How far the draft model is with one generation: the tokens whose keys and values its row holds."""
 
-    __slots__ = ("is_new", "row", "tokens")
-
-    def __init__(self, row: int) -> None:
-        self.row = row
-        self.tokens: list[int] = []
-        self.is_new = True
+    row: int
+    tokens: list[int] = field(default_factory=list)
+    is_new: bool = True
 
     def agree(self, tokens: Sequence[int]) -> int:
         """How many of the tokens need not be computed again; at least one is left to compute."""

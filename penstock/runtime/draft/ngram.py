@@ -1,24 +1,16 @@
 """Prompt lookup: what followed the last tokens when they came before in the same request."""
 
-from collections.abc import Sequence
-
-from penstock.runtime.draft.drafter import NO_GUESS, Guess, Key, View
+from penstock.runtime.draft.drafter import NO_GUESS, Guess, Key, Lookup, View
 from penstock.runtime.draft.index import TokenIndex
 
 
-class NgramDrafter:
+class NgramDrafter(Lookup):
     """An index a generation, brought up to date when a guess is asked for."""
 
     name = "ngram"
 
     def __init__(self) -> None:
         self._indices: dict[Key, TokenIndex] = {}
-
-    def propose(self, views: Sequence[View], most: int) -> list[Guess]:
-        return [self._guess(view, most) for view in views]
-
-    def seconds(self, length: int) -> float:
-        return 0.0
 
     def finish(self, view: View) -> None:
         self._indices.pop(view.key, None)

@@ -6,7 +6,7 @@ another; where two tokens agree with another place, the guess continues from the
 
 from collections.abc import Sequence
 
-from penstock.runtime.draft.drafter import NO_GUESS, Guess, Key, View
+from penstock.runtime.draft.drafter import NO_GUESS, Guess, Key, Lookup, View
 from penstock.runtime.draft.index import MAX_MATCH, TokenIndex
 
 MAX_TENTATIVE = 4
@@ -38,13 +38,10 @@ class Follower:
                 self._num_departures += 1
             self._place += 1
             if self._match < 2:
-                self._jump(tokens[max(count + 1 - MAX_MATCH, num_prompt) : count + 1])
+                place, match = self._index.find(tokens[max(count + 1 - MAX_MATCH, num_prompt) : count + 1])
+                if match > self._match:
+                    self._place, self._match, self._num_departures = place, match, 0
         self._num_seen = len(tokens)
-
-    def _jump(self, said: Sequence[int]) -> None:
-        place, match = self._index.find(said)
-        if match > self._match:
-            self._place, self._match, self._num_departures = place, match, 0
 
     def guess(self, most: int, name: str) -> Guess:
         if self._num_departures > MAX_TENTATIVE:
@@ -52,22 +49,18 @@ class Follower:
         return Guess(self._index.after(self._place, most), name, self._match)
 
 
-class PredictionDrafter:
+class PredictionDrafter(Lookup):
     name = "prediction"
 
     def __init__(self) -> None:
         self._followers: dict[Key, Follower] = {}
 
-    def propose(self, views: Sequence[View], most: int) -> list[Guess]:
-        return [self._guess(view, most) if view.prediction else NO_GUESS for view in views]
-
-    def seconds(self, length: int) -> float:
-        return 0.0
-
     def finish(self, view: View) -> None:
         self._followers.pop(view.key, None)
 
     def _guess(self, view: View, most: int) -> Guess:
+        if not view.prediction:
+            return NO_GUESS
         follower = self._followers.get(view.key)
         if follower is None:
             follower = self._followers[view.key] = Follower(view.prediction)

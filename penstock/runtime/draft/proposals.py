@@ -47,7 +47,7 @@ class Proposals:
                     scheduler.draft(sequence, guess.tokens, guess.source)
                     is_drafted = True
         if self.waits and not is_drafted:
-            self.speculator.hope()
+            self.speculator.exploration.pays = False  # it is asked for again once the tokens before it are known
         return True
 
     def take(self, batch: Batch, seconds: float, waited_s: float | None = None) -> None:
@@ -61,7 +61,7 @@ class Proposals:
             num_tokens += chunk.length
             num_drafts += chunk.num_drafts
         if waited_s is not None and not num_drafts:
-            self.speculator.lose(waited_s)
+            self.speculator.exploration.lose(waited_s)
             return
         self.speculator.cost.add(num_tokens, seconds)
 

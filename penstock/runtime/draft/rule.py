@@ -12,14 +12,11 @@ LEAST_GAIN = 1.05
 """A smaller gain may be noise: no draft is checked."""
 
 
-def choose_lengths(
-    chances: Sequence[Sequence[float]], num_sequences: int, step_s: Callable[[int], float], fixed_s: float = 0.0
-) -> list[int]:
+def choose_lengths(chances: Sequence[Sequence[float]], num_sequences: int, step_s: Callable[[int], float]) -> list[int]:
     """For each sequence how many of its drafts to check.
 
     `chances` are those that a draft and all before it are accepted, so they never rise along a guess. `num_sequences` take part
-    in the step, with drafts or without. `step_s` gives the seconds of a step by its tokens; `fixed_s` is added if any draft is
-    checked at all.
+    in the step, with drafts or without. `step_s` gives the seconds of a step by its tokens.
     """
     ordered = sorted(
         ((chance, index) for index, guess in enumerate(chances) for chance in guess),
@@ -29,7 +26,7 @@ def choose_lengths(
     expected, num_taken = float(num_sequences), 0
     for count, (chance, _) in enumerate(ordered, 1):
         expected += chance
-        yielded = expected / (step_s(num_sequences + count) + fixed_s)
+        yielded = expected / step_s(num_sequences + count)
         if yielded > best:
             best, num_taken = yielded, count
     lengths = [0] * len(chances)

@@ -41,7 +41,7 @@ class Speculator:
         self._length = length
         self._most = most if length is None else length
         self._standing: dict[Key, Standing] = {}
-        self._exploration = Exploration()
+        self.exploration = Exploration()
         self._num_probes = 0
         """Steps in which a drafter that computes is still tried."""
 
@@ -49,7 +49,7 @@ class Speculator:
         """Drafters are asked before the next step: guesses pay, or finding out whether they do costs little."""
         is_known = self.cost.is_fresh(num_sequences)
         plain_s = self.cost.at_most(num_sequences) if is_known else 0.0
-        return self._exploration.is_due(plain_s, is_free=self._length is not None or not is_known)
+        return self.exploration.is_due(plain_s, is_free=self._length is not None or not is_known)
 
     def propose(self, views: Sequence[View], num_sequences: int) -> list[Guess]:
         """Drafts to check for each view in a step of so many sequences: guesses cut to what pays, empty where nothing does."""
@@ -59,21 +59,13 @@ class Speculator:
         for view, guess in zip(views, guesses):
             self._stand(view, guess)
         lengths = self._lengths(views, guesses, num_sequences)
-        self._exploration.pays = any(lengths)
+        self.exploration.pays = any(lengths)
         return [guess._replace(tokens=guess.tokens[:length]) for guess, length in zip(guesses, lengths)]
 
     def charge(self, seconds: float) -> None:
         """What the last `propose` took. Drafters that compute count their time themselves."""
         if not any(drafter.seconds(1) for drafter in self.drafters):
-            self._exploration.charge(seconds)
-
-    def hope(self) -> None:
-        """What the last `propose` gave cannot be checked yet: it is asked for again once the tokens before it are known."""
-        self._exploration.pays = False
-
-    def lose(self, seconds: float) -> None:
-        """What it cost to wait for a guess that did not come."""
-        self._exploration.lose(seconds)
+            self.exploration.charge(seconds)
 
     def finish(self, key: Key) -> None:
         """A generation has ended."""
@@ -118,7 +110,7 @@ class Speculator:
             seconds = self.cost(num_sequences + count * len(views)) + drafter.seconds(count)
             if expected / seconds > best:
                 best, length = expected / seconds, count
-        if not length and self._exploration.spend(PROBES * drafter.seconds(PROBE)):
+        if not length and self.exploration.spend(PROBES * drafter.seconds(PROBE)):
             self._num_probes = PROBES - 1
             return PROBE
         return length

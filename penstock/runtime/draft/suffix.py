@@ -6,7 +6,7 @@ Tenants never see each other's answers, not even through the time that a guess s
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from penstock.runtime.draft.drafter import NO_GUESS, Guess, View
+from penstock.runtime.draft.drafter import NO_GUESS, Guess, Lookup, View
 from penstock.runtime.draft.index import END, MAX_MATCH, TokenIndex
 
 MAX_TOKENS = 200_000
@@ -36,7 +36,7 @@ class Answers:
         return Guess(index.after(place, most), name, match) if place else NO_GUESS
 
 
-class SuffixDrafter:
+class SuffixDrafter(Lookup):
     name = "suffix"
 
     def __init__(self, max_tokens: int = MAX_TOKENS) -> None:
@@ -44,12 +44,6 @@ class SuffixDrafter:
         self._tenants: OrderedDict[str, Answers] = OrderedDict()
         """The one that answered last stands last."""
         self.num_tokens = 0
-
-    def propose(self, views: Sequence[View], most: int) -> list[Guess]:
-        return [self._guess(view, most) for view in views]
-
-    def seconds(self, length: int) -> float:
-        return 0.0
 
     def finish(self, view: View) -> None:
         """Keep what was answered, and forget the tenants that have been silent longest if there is too much."""

@@ -29,7 +29,7 @@ from penstock.runtime.engine.loop.proposer import Proposer
 from penstock.runtime.engine.loop.recovery import NotLaunched, ResultPart, StepRecovery
 from penstock.runtime.engine.peers.exchange import PeerExchange
 from penstock.runtime.engine.step_log import StepLog
-from penstock.runtime.engine.tiers.sessions import CacheAnswer, CacheOrder
+from penstock.runtime.engine.tiers.sessions import CacheOrder
 from penstock.runtime.engine.tiers.tiers import KVTiers
 
 
@@ -76,11 +76,15 @@ class Engine:
         self.depth = depth
         self.listeners = StepListeners()
         self._inbox: Inbox[Message] = Inbox()
+        self.order: Callable[[AdapterOrder | CacheOrder], None] = self._inbox.put
+        """Have an adapter read or forgotten, or something done to a session's blocks; `adapters.answers` and
+        `cache_answers` tell what came of it."""
         self._taken: deque[Message] = deque()
         """What `wait` took out of the inbox: older than everything in it."""
         self.adapters = None if adapters is None else AdapterGate(adapters, self._inbox.put, readers)
         """Holds requests until their adapters are on the device; without it an adapter is no more than a name in hashes."""
         self._intake = Intake(scheduler, self._inbox.put, self.proposer, self.adapters, tiers, peers)
+        self.cache_answers = self._intake.cache_answers
         if tiers is not None:
             tiers.open(self._inbox.put)
         if peers is not None:
@@ -126,11 +130,6 @@ class Engine:
     def cancel(self, request_id: int, choice: int | None = None) -> None:
         """End a request, or one choice of it, in any state; nothing happens if it has ended."""
         self._inbox.put(CancelOrder(request_id, choice))
-
-    def order(self, order: AdapterOrder | CacheOrder) -> None:
-        """Have an adapter read or forgotten, or something done to a session's blocks; `adapters.answers` and
-        `cache_answers` tell what came of it."""
-        self._inbox.put(order)
 
     def wait(self, timeout_s: float | None) -> bool:
         """Sleep until something is handed over; False if nothing was."""
@@ -250,10 +249,6 @@ class Engine:
         if self.peers is not None:
             self.peers.turn(self.num_steps, self.num_steps - len(self._launched))
 
-    def cache_answers(self) -> tuple[CacheAnswer, ...]:
-        """What came of orders since the last call."""
-        return self._intake.cache_answers()
-
     def _launch(self, batch: Batch, indices: tuple[int, ...] | None = None) -> Ticket:
         """Start a step, or those chunks of it. After a step that could not start none is launched: it would read missing
         results."""
@@ -297,7 +292,9 @@ class Engine:
             for lost in listeners.lost:
                 lost()
             if self.scheduler.pool.groups.num_states:
-                self._lose(batch, error)
+                # It has changed them, and cannot be computed again: its sequences begin again from their last checkpoints.
+                self._recovery.lose(error)
+                self._abandon(batch)
                 return ()
             later = self._withdraw()
             if self._interruptible is not None:
@@ -321,12 +318,6 @@ class Engine:
             lost()
         for one in (*reversed(self._withdraw()), batch):
             self.scheduler.abandon(one)
-
-    def _lose(self, batch: Batch, error: Exception) -> None:
-        """A failed step has changed states, so it cannot be computed again from what it read: its sequences begin again from
-        their last checkpoints."""
-        self._recovery.lose(error)
-        self._abandon(batch)
 
     def _tell_arrival(self, batch: Batch, launched_s: float, asked_s: float) -> None:
         now = self._clock()

@@ -99,22 +99,19 @@ class StepMasks:
     entries: tuple[tuple[TokenMatcher, tuple[int, ...]], ...]
     times: tuple[GrammarTime, ...]
     """Of the requests that the entries belong to."""
-    grammars: Grammars
-    clock: Callable[[], float]
-    counts: GrammarCounts
+    state: "GrammarState"
 
     @property
     def num_rows(self) -> int:
         return sum(1 + len(drafts) for _, drafts in self.entries)
 
     def fill(self, bits: memoryview) -> None:
-        begin_s = self.clock()
-        flat = bits.cast("B")
-        num_rows = self.num_rows
-        self.grammars.fill(self.entries, flat, len(flat) // (num_rows * WORD_BYTES))
-        seconds = self.clock() - begin_s
-        self.counts.num_masks += num_rows
-        self.counts.mask_s += seconds
+        state, num_rows, flat = self.state, self.num_rows, bits.cast("B")
+        begin_s = state.clock()
+        state.grammars.fill(self.entries, flat, len(flat) // (num_rows * WORD_BYTES))
+        seconds = state.clock() - begin_s
+        state.counts.num_masks += num_rows
+        state.counts.mask_s += seconds
         for time, (_, drafts) in zip(self.times, self.entries, strict=True):
             time.mask_s += seconds * (1 + len(drafts)) / num_rows
 
@@ -210,7 +207,7 @@ class GrammarState:
                 times.append(self._times[sequence.request_id])
         if not entries:
             return None
-        return StepMasks(tuple(chunks), tuple(entries), tuple(times), self.grammars, self.clock, self.counts)
+        return StepMasks(tuple(chunks), tuple(entries), tuple(times), self)
 
     def propose(self, scheduler: Scheduler, depth: int) -> None:
         """Where only one text can come next, its tokens are drafts that cannot be wrong; the last is drawn after them.

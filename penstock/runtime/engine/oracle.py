@@ -31,22 +31,14 @@ def mix(*numbers: int) -> int:
     return state
 
 
-def digest(token_id: int, position: int, before: int) -> int:
-    return mix(token_id, position, before)
+digest = windowed = next_state = mix
+"""Of a token, its position and the digest before it; what a position of a further group holds, of its token, itself and the
+group; and a state, of the one before, a token and its position."""
 
 
 def draw(digests: list[int], params: SamplingParams, choice: int, vocab_size: int) -> int:
     seed = () if params.is_greedy else (params.seed, choice)
     return mix(len(digests), *digests, *seed) % vocab_size
-
-
-def windowed(token_id: int, position: int, group: int) -> int:
-    """What a position of a further group holds."""
-    return mix(token_id, position, group)
-
-
-def next_state(state: int, token_id: int, position: int) -> int:
-    return mix(state, token_id, position)
 
 
 def in_sight(group: BlockGroup, num_positions: int) -> range:

@@ -5,7 +5,7 @@ A reader that falls behind finds fewer, larger deltas, so what waits is no large
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from penstock.runtime.core.batch import Delta, Drafted
 from penstock.runtime.core.request import Request
@@ -15,39 +15,32 @@ MAX_PENDING = 64
 them and costs no more than the deltas themselves."""
 
 
+@dataclass(slots=True, eq=False)
 class DeltaStream:
     """Written by the client on the event loop, read by one task there. Every choice ends in exactly one finish."""
 
-    __slots__ = (
-        "_max_pending",
-        "_pending",
-        "_waiter",
-        "is_started",
-        "num_computed",
-        "num_sent",
-        "reader",
-        "request",
-        "tokens",
-        "unended",
-    )
+    request: Request
+    unended: set[int] = field(init=False)
+    """Choices whose finish has not arrived."""
+    tokens: list[list[int]] = field(init=False)
+    """Tokens of each choice so far: another engine can continue from there."""
+    is_started: bool = False
+    """Part of the answer has arrived: starting anew would be noticed."""
+    num_computed: int = 0
+    """Prompt tokens computed, while the prompt is being computed in parts."""
+    num_sent: int = 0
+    """Engines that have been given the request."""
+    reader: Callable[[Delta, float], bool] | None = None
+    """Called with what arrives while the reading task waits; True means it is dealt with and the task need not wake."""
+    _pending: list[Delta] = field(default_factory=list)
+    _waiter: asyncio.Future[None] | None = None
+    _max_pending: int = field(init=False)
 
-    def __init__(self, request: Request) -> None:
-        self.request = request
-        self.unended = set(range(request.params.n))
-        """Choices whose finish has not arrived."""
-        self.is_started = False
-        """Part of the answer has arrived: starting anew would be noticed."""
-        self.tokens = [list(tokens) for tokens in request.resumed] or [[] for _ in range(request.params.n)]
-        """Tokens of each choice so far: another engine can continue from there."""
-        self.num_computed = 0
-        """Prompt tokens computed, while the prompt is being computed in parts."""
-        self.num_sent = 0
-        """Engines that have been given the request."""
-        self.reader: Callable[[Delta, float], bool] | None = None
-        """Called with what arrives while the reading task waits; True means it is dealt with and the task need not wake."""
-        self._max_pending = max(MAX_PENDING, 2 * request.params.n)
-        self._pending: list[Delta] = []
-        self._waiter: asyncio.Future[None] | None = None
+    def __post_init__(self) -> None:
+        num_choices = self.request.params.n
+        self._max_pending = max(MAX_PENDING, 2 * num_choices)
+        self.unended = set(range(num_choices))
+        self.tokens = [list(tokens) for tokens in self.request.resumed] or [[] for _ in range(num_choices)]
 
     @property
     def can_resume(self) -> bool:

@@ -7,7 +7,6 @@ from typing import TypeVar
 
 import msgspec
 
-from penstock.config import EngineConfig
 from penstock.errors import EngineError, RequestError
 from penstock.runtime.core.batch import Delta
 from penstock.runtime.core.request import Request
@@ -149,15 +148,6 @@ Report = Phase | Ready | StepReport | Ordered | Beat | Embedded | Seen | BlocksC
 _encoder = msgspec.msgpack.Encoder()
 _command_decoder: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
 _report_decoder: msgspec.msgpack.Decoder[Report] = msgspec.msgpack.Decoder(Report)
-
-
-def encode_config(config: EngineConfig) -> bytes:
-    """A config as the one line a child reads on its input."""
-    return msgspec.json.encode(config)
-
-
-def decode_config(line: bytes) -> EngineConfig:
-    return msgspec.json.decode(line, type=EngineConfig)
 
 
 def encode(message: Command | Report) -> bytes:

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Protocol
 
 import torch
 
@@ -15,20 +14,6 @@ from penstock.runtime import preload
 from penstock.runtime.execution.parallel.processors import pin
 
 DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-class Device(Protocol):
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def torch_device(self) -> torch.device: ...
-
-    @property
-    def free_bytes(self) -> int:
-        """Memory that weights, cache and workspace could take now."""
-
-    def dtype(self, asked: DType) -> torch.dtype: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +30,7 @@ class CpuDevice:
 
     @property
     def free_bytes(self) -> int:
+        """Memory that weights, cache and workspace could take now."""
         return min(_available_bytes(), _group_bytes())
 
     def dtype(self, asked: DType) -> torch.dtype:
@@ -70,6 +56,9 @@ class CudaDevice:
 
     def dtype(self, asked: DType) -> torch.dtype:
         return torch.bfloat16 if asked == "auto" else DTYPES[asked]
+
+
+Device = CpuDevice | CudaDevice
 
 
 @cache

@@ -15,28 +15,12 @@ from penstock.runtime.ops.cpu.library import PARTS
 
 MAX_MARKS = 1 << 20
 KERNEL_KINDS = {
-    "attention": ("attend", "attention", "flash", "decode_", "_split", "paged", "_merge", "_combine"),
-    "sampling": ("sample", "draw", "argmax", "sort", "topk", "softmax", "cumsum", "multinomial"),
-    "experts": ("moe", "expert", "_pairs", "_down"),
-    "linears": (
-        *("gemm", "small_batch", "_one", "nvjet", "cutlass", "cublas", "gemv", "matmul", "sm90_", "_tiles", "packed"),
-    ),
-    "copies": ("memcpy", "memset", "copy"),
-    "pointwise": (
-        *(
-            "norm",
-            "_place",
-            "rope",
-            "rotate",
-            "kv_write",
-            "activation",
-            "elementwise",
-            "embed",
-            "index",
-            "gather",
-            "add",
-        ),
-    ),
+    "attention": "attend attention flash decode_ _split paged _merge _combine",
+    "sampling": "sample draw argmax sort topk softmax cumsum multinomial",
+    "experts": "moe expert _pairs _down",
+    "linears": "gemm small_batch _one nvjet cutlass cublas gemv matmul sm90_ _tiles packed",
+    "copies": "memcpy memset copy",
+    "pointwise": "norm _place rope rotate kv_write activation elementwise embed index gather add",
 }
 """A kernel belongs to the first kind of which its name holds a word."""
 CPU_KINDS = ("qkv", "out", "gate_up", "down", "attention", "output")
@@ -54,7 +38,9 @@ class TracedPart(NamedTuple):
 
 def kind_of(kernel: str) -> str:
     lowered = kernel.lower()
-    return next((kind for kind, words in KERNEL_KINDS.items() if any(word in lowered for word in words)), "other")
+    return next(
+        (kind for kind, words in KERNEL_KINDS.items() if any(word in lowered for word in words.split())), "other"
+    )
 
 
 @contextmanager

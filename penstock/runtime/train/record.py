@@ -24,9 +24,6 @@ class Recorder:
     def put(self, chunks: Sequence[Chunk], hidden: Tensor) -> None:
         self.hidden = hidden[: sum(chunk.length for chunk in chunks)].to("cpu", torch.float16)
 
-    def put_decodes(self, rows: Sequence[int], starts: Sequence[int], hidden: Tensor) -> None:
-        self.hidden = hidden[: len(rows)].to("cpu", torch.float16)
-
 
 class AnswerRecorder:
     """Keeps the hidden states of a runner by prompt while an engine generates. No part of a prompt may come from the prefix
@@ -47,11 +44,6 @@ class AnswerRecorder:
             self._prompts[chunk.row].extend(chunk.token_ids)
             self._states[chunk.row].append(states[place : place + chunk.length])
             place += chunk.length
-
-    def put_decodes(self, rows: Sequence[int], starts: Sequence[int], hidden: Tensor) -> None:
-        states = hidden[: len(rows)].to(torch.float16)
-        for row, state in zip(rows, states):
-            self._states[row].append(state[None])
 
     def examples(self, transcripts: Sequence[Transcript]) -> list[Example]:
         """Examples of the texts that were computed without preemption."""

@@ -31,9 +31,6 @@ class RowSink:
             self._kept[self._reached : end] = torch.log_softmax(self._score(part).float(), dim=-1)
             self._reached = end
 
-    def put_decodes(self, rows: Sequence[int], starts: Sequence[int], hidden: Tensor) -> None:
-        """Nothing beyond the text is of interest."""
-
     def take(self) -> Tensor:
         """[tokens, vocabulary], in float32; they stand until the next text's are put in their place."""
         rows, self._reached = self._kept[: self._reached], 0

@@ -37,10 +37,7 @@ def test_what_is_kept_is_what_the_last_steps_left() -> None:
             told[row] |= {at: state(row, at, step) for at in range(start, start + length)}
             chunks.append(chunk(row, start, length, arrives=arrives))
             states += [state(row, at, step) for at in range(start, start + length)]
-        if all(each.length == 1 and each.arrival is None for each in chunks):
-            store.put_decodes([each.row for each in chunks], [each.start for each in chunks], torch.tensor(states))
-        else:
-            store.put(chunks, torch.tensor(states))
+        store.put(chunks, torch.tensor(states))
         for row, known in told.items():
             end = max(known) + 1
             begin = store.begin(row)

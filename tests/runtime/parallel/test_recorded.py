@@ -10,7 +10,6 @@ import torch
 from penstock.runtime.execution.cuda import graphs
 from penstock.runtime.execution.eager.runner import ModelRunner
 from penstock.runtime.execution.parallel import recorded
-from penstock.runtime.execution.parallel.runner import StageRunner
 from penstock.runtime.models.ranks import Ranks
 from penstock.runtime.ops.layout import BatchLayout
 from penstock.runtime.ops.parallel.collective import all_gather_columns, all_reduce, rehearsed
@@ -65,16 +64,10 @@ def test_recorded_stages_give_what_one_process_gives(
     """Among prompts in parts, prompts whose tokens are scored, penalties and a preemption."""
     llama(tie_word_embeddings=True).save(tmp_path)
     alone = computed(driver(ModelRunner(whole_model(tmp_path), SHAPE)), texts())
-    monkeypatch.setattr(recorded, "GraphRecorder", HostRecorder)
+    monkeypatch.setattr(graphs, "GraphRecorder", HostRecorder)
     monkeypatch.setattr(recorded, "Pinned", Paged)
     monkeypatch.setattr(graphs, "BatchLayout", known_layout)
-    monkeypatch.setattr(
-        threads,
-        "rank_runner",
-        lambda network, world, shape, dtype: StageRunner(
-            recorded.make_recorded_stage(network, world, shape, dtype), world
-        ),
-    )
+    monkeypatch.setattr(threads, "rank_runner", recorded.make_recorded_stage)
     REPLAYS.clear()
     assert threads.lead(ranks, tmp_path, SHAPE, lambda runner: computed(driver(runner), texts())) == alone
     assert len(REPLAYS) > 10 * ranks.num_ranks

@@ -13,7 +13,7 @@ from functools import partial
 from typing import NamedTuple
 
 from penstock.runtime.core.blocks import NO_MATCH, BlockPool, Fork, Match
-from penstock.runtime.core.kinds.groups import MARGIN_BLOCKS, BlockGroup, CacheGroups
+from penstock.runtime.core.kinds.groups import MARGIN_BLOCKS, BlockGroup
 from penstock.runtime.core.kinds.states import Checkpointed, StateHolding, StateSlots
 from penstock.runtime.core.limits import Limits
 from penstock.runtime.core.prefix import Content, Held, Holding, Namespace
@@ -36,23 +36,15 @@ class Growth(NamedTuple):
 
 
 class GroupedPool(BlockPool):
-    """`ahead` is the most tokens of a step: what a window holds beyond itself while a prompt is computed."""
+    """`_ahead` is the most tokens of a step: what a window holds beyond itself while a prompt is computed."""
 
     content_type = Checkpointed
 
-    def __init__(
-        self,
-        num_blocks: int,
-        block_size: int,
-        groups: CacheGroups,
-        ahead: int,
-        *,
-        caching: bool = True,
-        num_kept_blocks: int | None = None,
-    ) -> None:
-        super().__init__(num_blocks, block_size, caching=caching, num_kept_blocks=num_kept_blocks)
-        self.groups = groups
-        self._ahead = ahead
+    def __init__(self, limits: Limits) -> None:
+        size, num_kept = (limits.num_blocks, limits.block_size), limits.num_kept_blocks
+        super().__init__(*size, caching=limits.prefix_caching, num_kept_blocks=num_kept)
+        self.groups = groups = limits.groups
+        self._ahead = limits.max_batch_tokens
         self._windows = (groups.first, *groups.others)
         self._states = StateSlots(groups.num_states, self._is_pinned)
 
@@ -393,18 +385,7 @@ def _head(growth: Growth) -> list[int]:
 
 def make_pool(limits: Limits) -> BlockPool:
     """The plain pool for a model with one full group: nothing else is paid for there."""
-    if limits.groups.is_plain:
-        return BlockPool(
-            limits.num_blocks,
-            limits.block_size,
-            caching=limits.prefix_caching,
-            num_kept_blocks=limits.num_kept_blocks,
-        )
-    return GroupedPool(
-        limits.num_blocks,
-        limits.block_size,
-        limits.groups,
-        limits.max_batch_tokens,
-        caching=limits.prefix_caching,
-        num_kept_blocks=limits.num_kept_blocks,
-    )
+    if not limits.groups.is_plain:
+        return GroupedPool(limits)
+    size, num_kept = (limits.num_blocks, limits.block_size), limits.num_kept_blocks
+    return BlockPool(*size, caching=limits.prefix_caching, num_kept_blocks=num_kept)

@@ -7,6 +7,7 @@ drafts: if one of them is wrong, the next chunk begins from the same slot again,
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from penstock.runtime.core.prefix import Content
@@ -38,23 +39,19 @@ class PendingCheckpoint(NamedTuple):
     """A later checkpoint of the same sequence takes its place: an answer keeps only its last."""
 
 
+@dataclass(slots=True, eq=False)
 class StateHolding:
     """What one sequence has of the slots: written by `StateSlots` alone."""
 
-    __slots__ = ("found", "is_begun", "is_reverted", "pending", "rolling", "slot", "source")
-
-    def __init__(self, slot: int, found: int) -> None:
-        self.slot = slot
-        """Written by the next chunk."""
-        self.found = found
-        """Read by the first chunk: a checkpoint, or `NO_STATE`."""
-        self.is_begun = False
-        self.source: int | None = found if found != NO_STATE else None
-        """Read, and not written, by the last chunk; kept until the next one is planned."""
-        self.is_reverted = False
-        """The next chunk reads what the last one did: a wrong draft is in what that wrote."""
-        self.pending: list[PendingCheckpoint] = []
-        self.rolling: Checkpointed | None = None
+    slot: int
+    """Written by the next chunk."""
+    source: int | None
+    """Read, and not written, by the last chunk, or the first: a checkpoint; kept until the next one is planned."""
+    is_begun: bool = False
+    is_reverted: bool = False
+    """The next chunk reads what the last one did: a wrong draft is in what that wrote."""
+    pending: list[PendingCheckpoint] = field(default_factory=list)
+    rolling: Checkpointed | None = None
 
 
 class StateSlots:
@@ -85,7 +82,7 @@ class StateSlots:
         slot = self._take()
         if slot is None:
             raise RuntimeError("a sequence was given a state where none is free")
-        return StateHolding(slot, NO_STATE if found is None else found)
+        return StateHolding(slot, found)
 
     def advance(
         self, held: StateHolding, start: int, *, keeps: bool, rolls: bool, drafts: bool = False
@@ -97,7 +94,7 @@ class StateSlots:
         """
         if not held.is_begun:
             held.is_begun = True
-            return held.found, held.slot
+            return NO_STATE if held.source is None else held.source, held.slot
         if held.is_reverted and held.source is not None:
             held.is_reverted = False
             return held.source, held.slot

@@ -9,6 +9,7 @@ of its prompts a tenant may compute.
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from operator import attrgetter
 
 from penstock.runtime.core.roster import Roster
@@ -21,17 +22,15 @@ MANY_TENANTS, MIN_PROMPT = 4, 16
 """Where more tenants than these have work, those that come first in order have at least a chunk that is worth it."""
 
 
+@dataclass(slots=True)
 class Shares:
     """Of one step."""
 
-    __slots__ = ("_prompts", "paused", "spare")
-
-    def __init__(self, paused: frozenset[Sequence], prompts: dict[str, int], spare: int) -> None:
-        self.paused = paused
-        """Sequences that hold their next token and are left out of this step."""
-        self._prompts = prompts
-        self.spare = spare
-        """Tokens that nobody's share needs: room for drafts."""
+    paused: frozenset[Sequence]
+    """Sequences that hold their next token and are left out of this step."""
+    _prompts: dict[str, int]
+    spare: int
+    """Tokens that nobody's share needs: room for drafts."""
 
     def room(self, tenant: str) -> int:
         """Tokens of prompts that the tenant may still compute."""

@@ -118,28 +118,26 @@ class Entrance(NamedTuple):
 NOBODY = Entrance()
 
 
+@dataclass(slots=True)
 class AdapterGate:
-    """Belongs to the engine's thread. `report` puts what was read into the engine's inbox, from any thread."""
+    """Belongs to the engine's thread. `_report` puts what was read into the engine's inbox, from any thread."""
 
-    def __init__(
-        self, host: AdapterHost, report: Callable[[AdapterRead], None], executor: Executor | None = None
-    ) -> None:
-        self._host = host
-        self._report = report
-        self._executor = executor
-        self._entries: dict[str, Entry] = {}
-        self._residents: OrderedDict[str, PlacedAdapter] = OrderedDict()
-        """By digest, the least recently used first."""
-        self._queue: deque[str] = deque()
-        """Paths that were read and wait for a slot, the first to come first."""
-        self._kept: OrderedDict[str, None] = OrderedDict()
-        """Paths in the order of their last use."""
-        self._using: dict[int, tuple[str, int]] = {}
-        """Digest and unended choices of every request that entered."""
-        self._answers: list[AdapterAnswer] = []
-        self._unloading: dict[str, list[int]] = {}
-        """Orders to forget, by digest, that wait for its users."""
-        self._counts = AdapterCounts()
+    _host: AdapterHost
+    _report: Callable[[AdapterRead], None]
+    _executor: Executor | None = None
+    _entries: dict[str, Entry] = field(default_factory=dict)
+    _residents: OrderedDict[str, PlacedAdapter] = field(default_factory=OrderedDict)
+    """By digest, the least recently used first."""
+    _queue: deque[str] = field(default_factory=deque)
+    """Paths that were read and wait for a slot, the first to come first."""
+    _kept: OrderedDict[str, None] = field(default_factory=OrderedDict)
+    """Paths in the order of their last use."""
+    _using: dict[int, tuple[str, int]] = field(default_factory=dict)
+    """Digest and unended choices of every request that entered."""
+    _answers: list[AdapterAnswer] = field(default_factory=list)
+    _unloading: dict[str, list[int]] = field(default_factory=dict)
+    """Orders to forget, by digest, that wait for its users."""
+    _counts: AdapterCounts = field(default_factory=AdapterCounts)
 
     # Queries
 

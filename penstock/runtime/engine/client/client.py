@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any
 
+import msgspec
+
 from penstock.config import EngineConfig
 from penstock.errors import CapacityError, ConfigError, EngineError, PenstockError
 from penstock.runtime.core.batch import Delta
@@ -48,7 +50,6 @@ from penstock.runtime.engine.wire import (
     StepReport,
     Stop,
     decode_report,
-    encode_config,
 )
 
 LOGGER = logging.getLogger(__name__)
@@ -89,9 +90,10 @@ class EngineClient:
         self.config = config
         self._command = command
         self._spawned = spawned
-        self._setup = encode_config(config)
+        self._setup = msgspec.json.encode(config)
         self._child: Child | None = None
         self._requests = OpenRequests(self._send)
+        self.cancel, self.cancel_choice = self._requests.cancel, self._requests.cancel_choice
         self._asked: dict[int, asyncio.Future[Any]] = {}
         """Answers that are awaited, by the number of their command."""
         self.tiers: TierCounts | None = None
@@ -162,14 +164,6 @@ class EngineClient:
         if self.is_ready:
             self._requests.give(stream)
         return stream
-
-    def cancel_choice(self, request_id: int, choice: int) -> None:
-        """Cancel one choice of a request; the others continue."""
-        self._requests.cancel_choice(request_id, choice)
-
-    def cancel(self, request_id: int) -> None:
-        """Forget a request, wherever it is; what still arrives for it is dropped."""
-        self._requests.cancel(request_id)
 
     def look(self, seconds: float) -> None:
         """Ask the engine for views of itself for so many seconds."""

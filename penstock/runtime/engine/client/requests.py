@@ -65,6 +65,7 @@ class OpenRequests:
             self._answered_alone(stream)
 
     def cancel_choice(self, request_id: int, choice: int) -> None:
+        """Cancel one choice of a request; the others continue."""
         if request_id in self._streams:
             self._send(Cancel(request_id, choice))
 

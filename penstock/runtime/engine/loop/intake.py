@@ -4,6 +4,7 @@ inbox -> adapter gate -> grammar -> peers, tiers -> Scheduler.add            eac
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from penstock.errors import CapacityError, RequestError
@@ -29,25 +30,17 @@ class CancelOrder(NamedTuple):
 Message = Request | CancelOrder | Compiled | AdapterRead | AdapterOrder | TierNews | CacheOrder | PeerNews
 
 
+@dataclass(slots=True)
 class Intake:
     """Belongs to the loop's thread. `put` hands a message to the inbox, from any thread."""
 
-    def __init__(
-        self,
-        scheduler: Scheduler,
-        put: Callable[[Message], None],
-        proposer: Proposer,
-        adapters: AdapterGate | None,
-        tiers: KVTiers | None,
-        peers: PeerExchange | None,
-    ) -> None:
-        self._scheduler = scheduler
-        self._put = put
-        self._proposer = proposer
-        self._adapters = adapters
-        self._tiers = tiers
-        self._peers = peers
-        self._refused_orders: tuple[CacheAnswer, ...] = ()
+    _scheduler: Scheduler
+    _put: Callable[[Message], None]
+    _proposer: Proposer
+    _adapters: AdapterGate | None
+    _tiers: KVTiers | None
+    _peers: PeerExchange | None
+    _refused_orders: tuple[CacheAnswer, ...] = ()
 
     @property
     def is_holding(self) -> bool:

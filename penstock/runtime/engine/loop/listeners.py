@@ -7,6 +7,7 @@ A listener that overrides nothing costs nothing.
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from penstock.runtime.core.batch import Batch, StepOutput
@@ -59,20 +60,18 @@ class StepListener:
 EVENTS = ("turned", "scheduled", "launched", "arrived", "landed", "lost", "ended", "resting")
 
 
+@dataclass(slots=True, eq=False)
 class StepListeners:
     """For each event the methods to call, in the order in which listening began."""
 
-    __slots__ = EVENTS
-
-    def __init__(self) -> None:
-        self.turned: tuple[Callable[[float], None], ...] = ()
-        self.scheduled: tuple[Callable[[Batch], None], ...] = ()
-        self.launched: tuple[Callable[[Batch, float], None], ...] = ()
-        self.arrived: tuple[Callable[[StepArrival], None], ...] = ()
-        self.landed: tuple[Callable[[Batch, StepOutput, float, float], None], ...] = ()
-        self.lost: tuple[Callable[[], None], ...] = ()
-        self.ended: tuple[Callable[..., None], ...] = ()
-        self.resting: tuple[Callable[[], None], ...] = ()
+    turned: tuple[Callable[[float], None], ...] = ()
+    scheduled: tuple[Callable[[Batch], None], ...] = ()
+    launched: tuple[Callable[[Batch, float], None], ...] = ()
+    arrived: tuple[Callable[[StepArrival], None], ...] = ()
+    landed: tuple[Callable[[Batch, StepOutput, float, float], None], ...] = ()
+    lost: tuple[Callable[[], None], ...] = ()
+    ended: tuple[Callable[..., None], ...] = ()
+    resting: tuple[Callable[[], None], ...] = ()
 
     def add(self, listener: StepListener) -> None:
         for event in EVENTS:

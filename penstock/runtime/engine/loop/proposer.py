@@ -1,6 +1,7 @@
 """What is proposed for the next step: guesses of drafters, and tokens that a grammar forces. What both learn from a step."""
 
 from collections.abc import Callable, Sized
+from dataclasses import dataclass
 
 from penstock.runtime.core.batch import Batch, Delta
 from penstock.runtime.core.scheduler import Scheduler
@@ -9,29 +10,22 @@ from penstock.runtime.engine.grammar_state import GrammarState, StepMasks
 from penstock.runtime.engine.loop.listeners import StepArrival, StepListener
 
 
+@dataclass(eq=False)
 class Proposer(StepListener):
     """Belongs to the loop's thread. As a listener it is the drafts' clock: it tells them what steps cost."""
 
-    def __init__(
-        self,
-        scheduler: Scheduler,
-        clock: Callable[[], float],
-        depth: int,
-        proposals: Proposals | None,
-        grammar_state: GrammarState | None,
-    ) -> None:
-        self.proposals = proposals
-        self.grammar_state = grammar_state
-        """Holds sequences to their grammars; without it a request with a grammar is refused."""
-        self._scheduler = scheduler
-        self._clock = clock
-        self._depth = depth
-        self._output_s = 0.0
-        """When the last step's tokens came."""
-        self._was_busy = False
-        """Something was left to do then."""
-        self._proposing_s = 0.0
-        """How long the last guessing took."""
+    _scheduler: Scheduler
+    _clock: Callable[[], float]
+    _depth: int
+    proposals: Proposals | None
+    grammar_state: GrammarState | None
+    """Holds sequences to their grammars; without it a request with a grammar is refused."""
+    _output_s: float = 0.0
+    """When the last step's tokens came."""
+    _was_busy: bool = False
+    """Something was left to do then."""
+    _proposing_s: float = 0.0
+    """How long the last guessing took."""
 
     @property
     def is_needed(self) -> bool:

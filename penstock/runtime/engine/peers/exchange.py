@@ -48,6 +48,7 @@ class PeerExchange:
         self.remote = RemoteTier(key, format)
         self._pool = pool = scheduler.pool
         self._offers = BlockOffers(pool, runner)
+        self.turn = self._offers.turn
         self._block_size = pool.block_size
         self._block_bytes = runner.block_bytes
         self._fetching: dict[int, Request] = {}
@@ -105,10 +106,6 @@ class PeerExchange:
             return self._take_blocks(message)
         self._offers.take(message)
         return None
-
-    def turn(self, num_launched: int, num_landed: int) -> None:
-        """Hand out blocks that others asked for. Between steps, told how many were launched and have ended."""
-        self._offers.turn(num_launched, num_landed)
 
     def fetch(self, request: Request) -> bool:
         """Begin to fetch what a peer has of a prompt and this cache has not; False if nothing is worth waiting for."""

@@ -194,14 +194,12 @@ class _RecordsWay:
         if segment is None or sum(map(len, parts)) > segment.half_bytes:
             self._channel.send(RECORDS, *parts)
             return
-        while segment.is_full:
-            self._take(TAKEN)
-            segment.num_placed -= 1
+        self.finish(shared.HALVES - 1)
         self._channel.send(PLACED, segment.place(parts))
 
-    def finish(self) -> None:
-        """All that was placed has been taken."""
-        while self._segment is not None and self._segment.num_placed:
+    def finish(self, most: int = 0) -> None:
+        """All that was placed has been taken, but for so many halves."""
+        while self._segment is not None and self._segment.num_placed > most:
             self._take(TAKEN)
             self._segment.num_placed -= 1
 

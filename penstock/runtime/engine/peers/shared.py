@@ -39,10 +39,6 @@ class SharedSegment:
         """What the other needs to open it."""
         return SIZE.pack(len(self._memory)) + self.name.encode()
 
-    @property
-    def is_full(self) -> bool:
-        return self.num_placed == HALVES
-
     def place(self, parts: "list[bytes | memoryview]") -> bytes:
         """Write to the next half; returns where that is, for the other."""
         begin = end = self._half * self.half_bytes

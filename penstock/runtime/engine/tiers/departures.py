@@ -11,6 +11,7 @@ A copy holds what steps launched before it have written. Should one of those fai
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from penstock.runtime.core.blocks import BlockPool
@@ -40,40 +41,34 @@ class OutboundBlocks(NamedTuple):
     """The blocks are `leaving`; else they were taken when the copy began."""
 
 
+@dataclass
 class Departures:
-    """Belongs to the engine's thread; `waiter` waits for copies."""
+    """Belongs to the engine's thread; `_waiter` waits for copies."""
 
-    def __init__(
-        self,
-        pool: BlockPool,
-        runner: BlockRunner,
-        waiter: Executor,
-        store: TierStore,
-        *,
-        keeps_all: bool,
-    ) -> None:
-        self._pool = pool
-        self._runner = runner
-        self._copier = runner if isinstance(runner, CopyingRunner) else None
-        self._waiter = waiter
-        self._store = store
-        self._keeps_all = keeps_all
+    _pool: BlockPool
+    _runner: BlockRunner
+    _waiter: Executor
+    _store: TierStore
+    _keeps_all: bool
+    ghosts: Ghosts = field(default_factory=Ghosts)
+    _wanted: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
+    _taken: list[tuple[int, Content]] = field(default_factory=list)
+    _queue: OrderedDict[int, Content] = field(default_factory=OrderedDict)
+    """Blocks to be copied beside steps."""
+    _under_way: dict[int, OutboundBlocks] = field(default_factory=dict)
+    _doubtful: set[int] = field(default_factory=set)
+    """Copies that began before a step failed."""
+    _recent: deque[tuple[int, bytes]] = field(default_factory=deque)
+    """What was kept, by the step before which it was read."""
+    step: int = 0
+    """The one that is planned, or was last."""
+    _number: int = 0
+
+    def __post_init__(self) -> None:
+        self._copier = self._runner if isinstance(self._runner, CopyingRunner) else None
         self.put: Callable[[Any], object] = self.take
         """Brings news of a copy to the engine's thread."""
-        self.ghosts = Ghosts()
-        self._wanted: OrderedDict[bytes, None] = OrderedDict()
-        self._taken: list[tuple[int, Content]] = []
-        self._queue: OrderedDict[int, Content] = OrderedDict()
-        """Blocks to be copied beside steps."""
-        self._under_way: dict[int, OutboundBlocks] = {}
-        self._doubtful: set[int] = set()
-        """Copies that began before a step failed."""
-        self._recent: deque[tuple[int, bytes]] = deque()
-        """What was kept, by the step before which it was read."""
-        self.step = 0
-        """The one that is planned, or was last."""
-        self._number = 0
-        pool.on_evict = self._evict
+        self._pool.on_evict = self._evict
 
     @property
     def num_under_way(self) -> int:

@@ -14,8 +14,6 @@ class PartReader:
     """For one thread at a time."""
 
     def __init__(self) -> None:
-        self.num_direct = 0
-        """Parts that were not in the page cache."""
         self._room = mmap.mmap(-1, ALIGNMENT)
 
     def read(self, path: Path, offset: int, size: int) -> bytes:
@@ -56,5 +54,4 @@ class PartReader:
                 count = os.preadv(file, [room], begin)
         finally:
             os.close(file)
-        self.num_direct += 1
         return self._room[offset - begin : min(offset - begin + size, count)]

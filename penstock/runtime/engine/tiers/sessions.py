@@ -144,9 +144,10 @@ class SessionBook:
     def find(self, name: str) -> KeptSession:
         """By its name, or by tenant and name."""
         found = [one for one in self._kept.values() if name in (one.name, f"{one.tenant}/{one.name}")]
-        if len(found) != 1:
-            what = f"{len(found)} tenants have a session {name!r}; name it TENANT/NAME" if found else _unknown(name)
-            raise PenstockError(what)
+        if not found:
+            raise PenstockError(f"no session {name!r} is known; requests name theirs with prompt_cache_key")
+        if len(found) > 1:
+            raise PenstockError(f"{len(found)} tenants have a session {name!r}; name it TENANT/NAME")
         return found[0]
 
     def facts(self, has: Callable[[bytes], tuple[bool, bool]], now: float) -> tuple[SessionFacts, ...]:
@@ -258,7 +259,3 @@ def _parts(file: BinaryIO) -> Iterator[bytes]:
         if len(data) != size:
             raise ValueError("it ends too early")
         yield data
-
-
-def _unknown(name: str) -> str:
-    return f"no session {name!r} is known; requests name theirs with prompt_cache_key"

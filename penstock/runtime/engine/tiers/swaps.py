@@ -2,6 +2,7 @@
 for then, or lost when they were preempted. Meanwhile they do not wait for their turn, and others go before them."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from heapq import nsmallest
 
 from penstock.runtime.core.scheduler import Scheduler
@@ -15,29 +16,23 @@ MAX_SWAPPED = 8
 """Waiting sequences that are looked at before a plan."""
 
 
+@dataclass(slots=True)
 class Swaps:
     """Belongs to the engine's thread."""
 
-    def __init__(
-        self,
-        scheduler: Scheduler,
-        block_bytes: int,
-        store: TierStore,
-        rates: Rates,
-        arrivals: LandingBlocks,
-        want: Callable[[Iterable[bytes]], None],
-    ) -> None:
-        self._scheduler, self._pool = scheduler, scheduler.pool
-        self._block_bytes = block_bytes
-        self._store = store
-        self._rates = rates
-        self._arrivals = arrivals
-        self._want = want
-        self._held: dict[int, list[Sequence]] = {}
-        """By arrival, sequences that wait for it, not for their turn; the first is the one it is for."""
-        self._unseen: dict[tuple[int, int], bool] = {}
-        """Waiting sequences that were not about to be admitted yet; whether they were preempted."""
-        scheduler.roster.on_preempt = self._swap_out
+    _scheduler: Scheduler
+    _block_bytes: int
+    _store: TierStore
+    _rates: Rates
+    _arrivals: LandingBlocks
+    _want: Callable[[Iterable[bytes]], None]
+    _held: dict[int, list[Sequence]] = field(default_factory=dict)
+    """By arrival, sequences that wait for it, not for their turn; the first is the one it is for."""
+    _unseen: dict[tuple[int, int], bool] = field(default_factory=dict)
+    """Waiting sequences that were not about to be admitted yet; whether they were preempted."""
+
+    def __post_init__(self) -> None:
+        self._scheduler.roster.on_preempt = self._swap_out
 
     def come(self, request_id: int) -> None:
         """A request that will wait."""
@@ -66,11 +61,12 @@ class Swaps:
             self._unseen[sequence.request_id, sequence.choice] = True
 
     def _is_faster(self, num_blocks: int) -> bool:
-        return self._rates.is_writing_faster(num_blocks * self._pool.block_size, num_blocks * self._block_bytes)
+        size = self._scheduler.pool.block_size
+        return self._rates.is_writing_faster(num_blocks * size, num_blocks * self._block_bytes)
 
     def swap_in(self) -> None:
         """Before a plan."""
-        roster, pool = self._scheduler.roster, self._pool
+        roster, pool = self._scheduler.roster, self._scheduler.pool
         if not self._unseen or roster.waiting_since is None or not roster.has_row:
             return
         num_free = pool.num_available - self._scheduler.num_running
@@ -85,7 +81,7 @@ class Swaps:
                 self._swap_in(sequence, was_preempted=was_preempted)
 
     def _swap_in(self, sequence: Sequence, *, was_preempted: bool) -> None:
-        pool = self._pool
+        pool = self._scheduler.pool
         first = len(pool.match(sequence.holding).blocks)
         missing, records = sequence.holding.hashes[first:], []
         number = self._arrivals.coming.get(missing[0]) if missing else None

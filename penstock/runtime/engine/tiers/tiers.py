@@ -74,7 +74,7 @@ class KVTiers:
         self._hashes: dict[int, list[bytes]] = {}
         """Of the prompts of requests that are not scheduled yet."""
         self._waiting_bytes = 0
-        self.departures = Departures(self._pool, runner, self._waiter, store, keeps_all=keeps_all)
+        self.departures = Departures(self._pool, runner, self._waiter, store, keeps_all)
         self._arrivals = LandingBlocks(scheduler, runner, self._waiter, self._note_landed, canary_every)
         self._arrivals.before_write = self.departures.copy_out_now
         want = self.departures.want

@@ -34,15 +34,7 @@ def adapt(
         bank = ModuleBank(model, spec, step, config.max_adapters, config.max_adapter_rank, shard)
     else:
         raise ConfigError("adapters over this model are not served; leave --adapter out")
-    slots = AdapterSlots(
-        bank,
-        spec,
-        num_slots=config.max_adapters,
-        max_rank=config.max_adapter_rank,
-        num_rows=max_sequences + 1,
-        device=network.device,
-        shard=shard,
-        step=step,
-    )
+    read_for = spec, config.max_adapter_rank, shard
+    slots = AdapterSlots(bank, read_for, config.max_adapters, max_sequences + 1, network.device, step)
     runner.adapters = slots
     return slots

@@ -122,17 +122,19 @@ class ModuleBank:
         return room
 
     def is_plain(self, slot: int) -> bool:
+        """All it changes are matrices of layers: nothing is looked through slot by slot."""
         return slot not in self._unplain
 
     @torch.inference_mode()
     def read(self, path: str, spec: ModelSpec, max_rank: int, shard: ModelShard | None) -> PreparedAdapter | None:
-        """None where an adapter has to be read to be prepared."""
+        """An adapter made ready right from its files, from any thread; None where it has to be read and prepared."""
         with nullcontext() if self._side is None else torch.cuda.stream(self._side):
             return self._direct.read(path, spec, max_rank, shard)
 
     @torch.inference_mode()
     def prepare(self, adapter: Adapter, add_up: AddUp | None = None) -> PreparedAdapter:
-        """On a GPU beside the steps, which it does not wait for."""
+        """What can be done before there is a slot, from any thread: numbers as they will lie, DoRA's lengths found. On a GPU
+        beside the steps, which it does not wait for."""
         with nullcontext() if self._side is None else torch.cuda.stream(self._side):
             return self._prepared(adapter, add_up)
 

@@ -4,7 +4,7 @@ What lies in a slot is a bank's to know: torch modules and native steps have one
 """
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,36 +12,20 @@ from torch import Tensor
 
 from penstock.errors import EngineError
 from penstock.runtime.core.batch import Arrival, Chunk
-from penstock.runtime.execution.load.adapters import Adapter
+from penstock.runtime.execution.adapters.modules import ModuleBank
 from penstock.runtime.execution.load.magnitudes import AddUp
 from penstock.runtime.execution.load.mix import read_mix
+from penstock.runtime.execution.native.adapters import NativeBank
 from penstock.runtime.layers.adapted.step import AdapterStep, TokenSlots
 from penstock.runtime.models.sharding import ModelShard
 from penstock.runtime.models.spec import ModelSpec
 from penstock.runtime.ops.grouped.lora import tile_tokens
 
+AdapterBank = ModuleBank | NativeBank
+"""Where a model's sublayers, or its native steps, find adapters by slot."""
 
-class AdapterBank(Protocol):
-    """Where a model's sublayers, or its native steps, find adapters by slot."""
-
-    @property
-    def places(self) -> Tensor | None:
-        """int32 [slots, linears, 4]: where sublayers find their matrices in a slot, as `LoraBank` has them."""
-
-    def read(self, path: str, spec: ModelSpec, max_rank: int, shard: ModelShard | None) -> Any:
-        """An adapter made ready right from its files, from any thread; None where it has to be read and prepared."""
-
-    def prepare(self, adapter: Adapter, add_up: AddUp | None = None) -> Any:
-        """What can be done before there is a slot, from any thread: numbers as they will lie, DoRA's lengths found.
-
-        It has an adapter's `digest`, `base`, `rank` and `num_bytes`."""
-
-    def put(self, slot: int, adapter: Any) -> None: ...
-
-    def clear(self, slot: int) -> None: ...
-
-    def is_plain(self, slot: int) -> bool:
-        """All it changes are matrices of layers: nothing is looked through slot by slot."""
+ReadFor = tuple[ModelSpec, int, ModelShard | None]
+"""What adapters are read for: a model, up to a rank, and a rank's part of it where there are several."""
 
 
 class AdapterSlots:
@@ -50,21 +34,16 @@ class AdapterSlots:
     def __init__(
         self,
         bank: AdapterBank,
-        spec: ModelSpec,
-        *,
+        read_for: ReadFor,
         num_slots: int,
-        max_rank: int,
         num_rows: int,
         device: torch.device,
-        shard: ModelShard | None = None,
-        step: AdapterStep | None = None,
+        step: AdapterStep,
     ) -> None:
         self.bank = bank
         self.num_slots = num_slots
-        self.step = step or AdapterStep()
-        self._spec = spec
-        self._shard = shard
-        self._max_rank = max_rank
+        self.step = step
+        self._read_for = read_for
         self._slots: dict[str, int] = {}
         self._free = list(range(num_slots, 0, -1))
         self._of_rows = np.zeros(num_rows, dtype=np.int32)
@@ -80,8 +59,7 @@ class AdapterSlots:
 
     def read(self, path: str, add_up: AddUp | None = None) -> Any:
         """From any thread; ModelFileError says why an adapter is refused. `add_up` is asked where ranks have parts of a sum."""
-        told = self._spec, self._max_rank, self._shard
-        return self.bank.read(path, *told) or self.bank.prepare(read_mix(path, *told), add_up)
+        return self.bank.read(path, *self._read_for) or self.bank.prepare(read_mix(path, *self._read_for), add_up)
 
     @torch.inference_mode()
     def place(self, adapter: Any) -> None:

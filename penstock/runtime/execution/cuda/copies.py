@@ -12,6 +12,7 @@ import weakref
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from threading import Lock
 from typing import NamedTuple
@@ -60,23 +61,21 @@ class PinnedRows:
 
     def fill(self, rows: list[int], staged: torch.Tensor) -> None:
         """Neighbouring rows in one copy."""
-        for (slab, _), run in groupby(enumerate(rows), lambda pair: (pair[1] // self._slab_rows, pair[1] - pair[0])):
-            pairs = list(run)
-            (place, row), count = pairs[0], len(pairs)
-            target = self._slabs[slab][row % self._slab_rows :][:count]
-            target.copy_(staged[place : place + count], non_blocking=True)
+        for place, target in self._runs(rows):
+            target.copy_(staged[place : place + len(target)], non_blocking=True)
 
     def runs(self, contents: Sequence[bytes | memoryview]) -> list[torch.Tensor] | None:
         """Lent rows as few tensors, neighbours in one; None if some of it lies elsewhere."""
         addresses = [np.frombuffer(content, dtype=np.uint8).ctypes.data for content in contents]
         rows = [row for row in map(self._row_at, addresses) if row is not None]
-        if len(rows) < len(contents):
-            return None
-        found = []
+        return None if len(rows) < len(contents) else [run for _, run in self._runs(rows)]
+
+    def _runs(self, rows: list[int]) -> Iterator[tuple[int, torch.Tensor]]:
+        """Neighbours in one tensor each, and which of the rows is its first."""
         for (slab, _), run in groupby(enumerate(rows), lambda pair: (pair[1] // self._slab_rows, pair[1] - pair[0])):
             pairs = list(run)
-            found.append(self._slabs[slab][pairs[0][1] % self._slab_rows :][: len(pairs)])
-        return found
+            place, row = pairs[0]
+            yield place, self._slabs[slab][row % self._slab_rows :][: len(pairs)]
 
     def _row_at(self, address: int) -> int | None:
         """The number of the row that begins there."""
@@ -103,17 +102,17 @@ def cut(runs: Sequence[torch.Tensor], most: int) -> Iterator[list[torch.Tensor]]
         yield piece
 
 
+@dataclass(slots=True)
 class CudaCopy:
     """What is left to do of a copy; whoever waits for it does it."""
 
-    def __init__(self, finish: "Callable[[CudaCopy], Sequence[bytes | memoryview]]") -> None:
-        self._finish = finish
-        self.seconds: float | None = None
-        """What the transfer took by itself, once it is over."""
+    finish: "Callable[[CudaCopy], Sequence[bytes | memoryview]]"
+    seconds: float | None = None
+    """What the transfer took by itself, once it is over."""
 
     @torch.inference_mode()
     def wait(self) -> Sequence[bytes | memoryview]:
-        return self._finish(self)
+        return self.finish(self)
 
 
 class InboundPiece(NamedTuple):

@@ -1,7 +1,7 @@
 """Forward passes on a GPU: recorded where that is faster, piece by piece elsewhere. Nothing here waits for the GPU."""
 
 from collections import deque
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -11,7 +11,6 @@ from penstock.errors import EngineError
 from penstock.runtime.core.batch import Chunk
 from penstock.runtime.execution.cuda.graphs import Computed, DecodeGraphs, GraphParts, SampleGraphs, padded_size
 from penstock.runtime.execution.cuda.mixed_graphs import MixedGraphs
-from penstock.runtime.execution.cuda.rows import DeviceRows
 from penstock.runtime.execution.cuda.verify_graphs import MAX_TOKENS, VerifyGraphs, describe
 from penstock.runtime.execution.eager.forward import Drawn, EagerForward, Forwarded
 from penstock.runtime.execution.eager.sampler import NOTHING, DrawPlan, find_logprobs
@@ -33,15 +32,14 @@ class Pinned:
         return self._ring[0]
 
 
+@dataclass(frozen=True, slots=True)
 class Replayed:
     """A step that a graph has computed, plain draws included: what asks for no more is drawn."""
 
     ruined = frozenset[int]()
-
-    def __init__(self, computed: Computed, order: list[int | None], graphs: SampleGraphs) -> None:
-        self._computed = computed
-        self._order = order
-        self._graphs = graphs
+    _computed: Computed
+    _order: list[int | None]
+    _graphs: SampleGraphs
 
     def draw(self, plan: DrawPlan) -> Drawn:
         computed = self._computed
@@ -77,23 +75,16 @@ def record_steps(parts: GraphParts, *, is_adapted: bool = False) -> RecordedStep
 
 
 class GraphForward:
-    def __init__(
-        self,
-        eager: EagerForward,
-        rows: DeviceRows,
-        plain: RecordedSteps,
-        adapted: RecordedSteps,
-        samples: SampleGraphs,
-        idle_row: int,
-    ) -> None:
-        self._eager = eager
-        self._rows = rows
+    def __init__(self, parts: GraphParts, plain: RecordedSteps, adapted: RecordedSteps) -> None:
+        self._eager = EagerForward(parts.model, parts)
+        self.score = self._eager.score
+        self._rows = parts.rows
         self._plain = plain
         self._adapted = adapted
         self._decodes, self._checks, self._mixed = plain
-        self._samples = samples
-        self._idle_row = idle_row
-        self._places = Pinned(3 if rows.idle_state is None else 5, padded_size(idle_row))
+        self._samples = SampleGraphs(parts)
+        self._idle_row = parts.idle_row
+        self._places = Pinned(3 if parts.rows.idle_state is None else 5, padded_size(parts.idle_row))
         self._checked_places = Pinned(4, MAX_TOKENS)
 
     def __call__(self, chunks: list[Chunk], plan: DrawPlan, *, keeps_states: bool) -> Forwarded:
@@ -119,9 +110,6 @@ class GraphForward:
         is_adapted = adapters is not None and any(adapters.of([chunk.row for chunk in chunks]))
         self._decodes, self._checks, self._mixed = self._adapted if is_adapted else self._plain
         return adapters is not None and is_adapted and not adapters.are_plain(chunks)
-
-    def score(self, states: Tensor, rows: Tensor | None = None) -> Tensor:
-        return self._eager.score(states, rows)
 
     def _replay_mixed(self, chunks: list[Chunk], plan: DrawPlan) -> tuple[Computed | None, list[int | None]]:
         """Chunks with drafts become chunks of a token each, one behind another."""

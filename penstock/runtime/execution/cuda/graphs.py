@@ -10,7 +10,9 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from penstock.runtime.core.runner import RunnerShape
 from penstock.runtime.execution.cuda.rows import DeviceRows
+from penstock.runtime.execution.eager.forward import RunnerParts
 from penstock.runtime.execution.eager.sampler import NOTHING, Sampler
 from penstock.runtime.execution.kv_cache import KVCache
 from penstock.runtime.garbage import collection_paused
@@ -63,14 +65,11 @@ class GraphRecorder:
 
 
 @dataclass(frozen=True, slots=True)
-class GraphParts:
+class GraphParts(RunnerParts):
     """What every graph is recorded from."""
 
-    model: Decoder
-    cache: KVCache
-    rotations: Rotations
     rows: DeviceRows
-    sampler: Sampler
+    model: Decoder
     idle_row: int
     """Padding reads and writes there."""
     recorder: GraphRecorder
@@ -100,6 +99,21 @@ class GraphParts:
         """The rows whose tokens the adapted sublayers compute next, while a graph is recorded."""
         if self.rows.adapters is not None:
             self.rows.adapters.record(rows if self.is_adapted else None)
+
+
+def make_graph_parts(
+    network: Any, shape: RunnerShape, cache_dtype: torch.dtype | None, draws: type[Sampler] = Sampler
+) -> GraphParts:
+    """One row, one block and one state more than asked for: padding of recorded batches reads and writes there."""
+    spec, device, num_blocks, frees = network.spec, network.device, shape.num_blocks, shape.frees
+    idle_state = shape.num_states if any(group.kind == "state" for group in spec.cache_groups) else None
+    num_states = 0 if idle_state is None else idle_state + 1
+    size, dtype = (num_blocks + 1, shape.block_size), cache_dtype or network.cache_dtype
+    cache = KVCache(spec, *size, dtype, device, frees=frees, num_states=num_states)
+    groups, sizes = spec.cache_layout(frees=frees).groups, (shape.max_sequences + 1, shape.max_context)
+    rows = DeviceRows(*sizes, shape.block_size, spec.vocab_size, device, num_blocks, groups, idle_state)
+    rotations, sampler = Rotations(spec, shape.max_context, device), draws(rows.tokens, rows.sampling)
+    return GraphParts(rows, cache, rotations, sampler, network, shape.max_sequences, GraphRecorder())
 
 
 class Computed(NamedTuple):

@@ -4,35 +4,26 @@ Tokens drawn stay in their rows on the device, where the next step reads them; t
 Until their kernels are compiled, steps take the operations' definitions (see `warm_up`).
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from penstock.runtime.core.batch import Batch
 from penstock.runtime.core.runner import Masks, RunnerShape, Ticket
-from penstock.runtime.execution.cuda.copies import BlockCopies, CudaCopy
+from penstock.runtime.execution.cuda.copies import BlockCopies
 from penstock.runtime.execution.cuda.forward import GraphForward, Pinned, record_steps
-from penstock.runtime.execution.cuda.graphs import GraphParts, GraphRecorder, SampleGraphs, padded_size
+from penstock.runtime.execution.cuda.graphs import make_graph_parts, padded_size
 from penstock.runtime.execution.cuda.mixed_graphs import padded_chunks
-from penstock.runtime.execution.cuda.rows import DeviceRows
 from penstock.runtime.execution.cuda.warm_up import KernelWarmUp
-from penstock.runtime.execution.eager.forward import EagerForward
 from penstock.runtime.execution.eager.runner import StepRunner
-from penstock.runtime.execution.eager.sampler import Sampler
-from penstock.runtime.execution.kv_cache import KVCache
 from penstock.runtime.layers.decoder import Decoder
-from penstock.runtime.layers.step import Rotations
 from penstock.runtime.ops.op import plainly
 from penstock.runtime.ops.parallel.collective import Peers
-
-if TYPE_CHECKING:
-    from penstock.runtime.ops.triton.host.compile_ahead import Compilers
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,36 +64,19 @@ class CudaRunner(StepRunner):
     depth = 2
     """A step is launched while the tokens of the one before it are on their way to the host."""
 
-    def __init__(
-        self,
-        model: Decoder,
-        shape: RunnerShape,
-        cache_dtype: torch.dtype | None = None,
-    ) -> None:
-        """One row, one block and one state more than asked for: padding of recorded batches reads and writes there."""
-        spec, device = model.spec, model.device
-        num_blocks, block_size = shape.num_blocks, shape.block_size
-        max_sequences, max_context = shape.max_sequences, shape.max_context
-        dtype, frees = cache_dtype or model.cache_dtype, shape.frees
-        idle_state = shape.num_states if any(group.kind == "state" for group in spec.cache_groups) else None
-        num_states = 0 if idle_state is None else idle_state + 1
-        cache = KVCache(spec, num_blocks + 1, block_size, dtype, device, frees=frees, num_states=num_states)
-        rotations = Rotations(spec, max_context, device)
-        groups = spec.cache_layout(frees=frees).groups
-        sizes = max_sequences + 1, max_context, block_size, spec.vocab_size
-        rows = DeviceRows(*sizes, device, num_blocks, groups, idle_state)
-        sampler = Sampler(rows.tokens, rows.sampling)
-        parts = GraphParts(model, cache, rotations, rows, sampler, max_sequences, GraphRecorder())
+    def __init__(self, model: Decoder, shape: RunnerShape, cache_dtype: torch.dtype | None = None) -> None:
+        max_sequences, parts = shape.max_sequences, make_graph_parts(model, shape, cache_dtype)
         plain, adapted = record_steps(parts), record_steps(parts, is_adapted=True)
-        eager = EagerForward(model, rows, cache, rotations, sampler)
-        forward = GraphForward(eager, rows, plain, adapted, SampleGraphs(parts), parts.idle_row)
         sender = PinnedSender(max(padded_size(max_sequences), padded_chunks(max_sequences)))
-        super().__init__(rows, cache, forward, sampler, spec.vocab_size, sender)
-        self.copies = BlockCopies(cache, device)
+        super().__init__(parts, GraphForward(parts, plain, adapted), sender)
+        self.copies = BlockCopies(parts.cache, model.device)
         """Blocks to host memory and back, beside the steps."""
+        self.pin, self.begin_read, self.begin_write = self.copies.pin, self.copies.begin_read, self.copies.begin_write
         self._plain, self._adapted = plain, adapted
-        self._warm_up = KernelWarmUp(model, (plain, adapted), rows, max_sequences)
-        self._max_sequences, self._max_context = max_sequences, max_context
+        self._warm_up = KernelWarmUp(model, (plain, adapted), parts.rows, max_sequences)
+        self.compile_all = self._warm_up.compile_all
+        """Have the kernels of all steps compiled by other processes."""
+        self._max_sequences, self._max_context = max_sequences, shape.max_context
         self._rehearsals: Iterator[Callable[[], None]] = iter(())
         """Each records a step of a size that is worth it, before one comes."""
 
@@ -130,20 +104,6 @@ class CudaRunner(StepRunner):
         if record is not None:
             record()
         return record is not None
-
-    def pin(self, num_bytes: int) -> None:
-        """Have host memory ready for so much of blocks."""
-        self.copies.pin(num_bytes)
-
-    def begin_read(self, blocks: Sequence[int], *, is_fenced: bool) -> CudaCopy:
-        return self.copies.begin_read(blocks, is_fenced=is_fenced)
-
-    def begin_write(self, blocks: Sequence[int], contents: Sequence[bytes | memoryview]) -> CudaCopy:
-        return self.copies.begin_write(blocks, contents)
-
-    def compile_all(self) -> "tuple[Compilers, ...]":
-        """Have the kernels of all steps compiled by other processes."""
-        return self._warm_up.compile_all()
 
     def launch(self, batch: Batch, masks: Masks | None = None) -> Ticket:
         with nullcontext() if self._warm_up.has_kernels(batch) else plainly():

@@ -61,8 +61,10 @@ class VerifyGraphs:
         """Record steps of width 1 before one comes, on the idle row. Drafts for states are checked piece by piece."""
         if self._parts.has_states:
             return
-        idle = [[self._parts.idle_row] * size, [0] * size, [-1] * size, [-1] * size]
-        self.replay(torch.tensor(idle).pin_memory(), 1)
+        self.replay(self._idle(size).pin_memory(), 1)
+
+    def _idle(self, count: int) -> Tensor:
+        return torch.tensor([[self._parts.idle_row] * count, [0] * count, [-1] * count, [-1] * count])
 
     @staticmethod
     def shape_of(chunks: Sequence[Chunk]) -> tuple[int, int] | None:
@@ -94,9 +96,8 @@ class VerifyGraphs:
         """Goes through a step of the idle row with launches that do nothing, for the sake of what they ask for."""
         if self._parts.has_states:
             return
-        held, count = self._parts.rows, size * width
-        described = [[self._parts.idle_row] * count, [0] * count, [-1] * count, [-1] * count]
-        places = torch.tensor(described, device=held.tokens.device)
+        held = self._parts.rows
+        places = self._idle(size * width).to(held.tokens.device)
         where = held.tokens, held.device_tables, places[0], places[1], places[3], self._parts.cache.block_size
         gather_checks(*where)
         self._compute(model, places, gather_checks.definition(*where), width)

@@ -113,10 +113,7 @@ class KernelWarmUp:
         self.begin()
         self._prepare_dense(max_batch_tokens, max_context)  # while others compile
         HELPERS.wait()
-        if self._urgent is not None:
-            self._urgent.are_ready(wait=True)
-            self._others = self._compile_others() if self._urgent.found_new else None
-            self._urgent = None
+        self.wait()
         if self._others is not None:
             self._others.are_ready(wait=True)
 

@@ -4,18 +4,21 @@ A `Forward` may be replaced without touching what comes before or after it: by r
 several devices.
 """
 
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from penstock.runtime.core.batch import Chunk
+from penstock.runtime.core.runner import RunnerShape
 from penstock.runtime.execution.eager.inputs import make_inputs
 from penstock.runtime.execution.eager.rows import Rows
 from penstock.runtime.execution.eager.sampler import DrawPlan, LogprobTensors, Sampler, are_finite, find_logprobs
 from penstock.runtime.execution.eager.upload import to_device
 from penstock.runtime.execution.kv_cache import KVCache
 from penstock.runtime.layers.step import Rotations, Step
+from penstock.runtime.models.spec import ModelSpec
 from penstock.runtime.ops.sampling.sample import Draws
 
 LOGITS_AT_ONCE = 1 << 23
@@ -64,37 +67,11 @@ class Forward(Protocol):
         """Scores over the vocabulary for some hidden states, of these rows. The next call may write over them."""
 
 
-class EagerForward:
-    """Piece by piece, on any device."""
-
-    def __init__(self, model: Network, rows: Rows, cache: KVCache, rotations: Rotations, sampler: Sampler) -> None:
-        self._model = model
-        self._rows = rows
-        self._cache = cache
-        self._rotations = rotations
-        self._sampler = sampler
-
-    def __call__(self, chunks: list[Chunk], plan: DrawPlan, *, keeps_states: bool) -> Forwarded:
-        inputs = make_inputs(chunks, self._rows)
-        if self._rows.adapters is not None:
-            self._rows.adapters.set_chunks(chunks)
-        angles = self._rotations.at(inputs.layout.positions)
-        step = Step(inputs.layout, angles, self._cache.layers, inputs.others, inputs.states)
-        hidden = self._model(inputs.token_ids, step)
-        return States(hidden, chunks, inputs.begins, self, self._sampler)
-
-    def score(self, states: Tensor, rows: Tensor | None = None) -> Tensor:
-        if self._rows.adapters is not None:
-            self._rows.adapters.set_rows(rows)
-        return self._model.scores(states)
-
-
 class States:
     """Hidden states of all chunks, from which scores are made some at a time."""
 
-    def __init__(
-        self, hidden: Tensor, chunks: list[Chunk], begins: list[int], forward: Forward, sampler: Sampler
-    ) -> None:
+    def __init__(self, hidden: Tensor, chunks: list[Chunk], begins: list[int], forward: Any, sampler: Sampler) -> None:
+        """`forward` is a `Forward`, and what a kind of states of its own asks of it besides."""
         self._hidden = hidden
         self._chunks = chunks
         self._begins = begins
@@ -118,9 +95,9 @@ class States:
         tokens: list[Tensor] = []
         logprobs: list[LogprobTensors] = []
         asked = dict(plan.logprobs)
-        low = 0
+        low, most = 0, max(1, LOGITS_AT_ONCE // self._sampler.vocab_size)
         while low < len(places):
-            some = inputs[:2, low : low + self._most]
+            some = inputs[:2, low : low + most]
             scores = self._forward.score(self._hidden.index_select(0, some[0]), some[1])
             high = low + len(scores)
             tokens.append(self._sampler.draw(scores, Draws(*inputs[1:, low:high]), plan.needs))
@@ -133,9 +110,59 @@ class States:
             low = high
         return Drawn(torch.cat(tokens) if len(tokens) > 1 else tokens[0], list(range(len(places))), tuple(logprobs))
 
-    @property
-    def _most(self) -> int:
-        return max(1, LOGITS_AT_ONCE // self._sampler.vocab_size)
+
+class LikeliestStates(States):
+    """Of a step that may ask for likeliest tokens alone, which its forward pass finds without laying all scores down."""
+
+    def draw(self, plan: DrawPlan) -> Drawn:
+        if not plan.rows or not self._forward.finds(plan):
+            return super().draw(plan)
+        described = torch.tensor([self.places(plan), plan.rows, plan.positions, plan.masks])
+        places, *about = described.to(self._hidden.device)
+        drawn = self._forward.choose(self._hidden.index_select(0, places), about[0], about[2])
+        self._sampler.keep(Draws(*about), drawn)
+        return Drawn(drawn, list(range(len(plan.rows))))
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerParts:
+    """What the steps of one runner share."""
+
+    rows: Rows
+    cache: KVCache
+    rotations: Rotations
+    sampler: Sampler
+
+
+def make_parts(spec: ModelSpec, shape: RunnerShape, device: torch.device, cache: KVCache) -> RunnerParts:
+    groups = spec.cache_layout(frees=shape.frees).groups
+    rows = Rows(shape.max_sequences, shape.max_context, shape.block_size, spec.vocab_size, device, groups)
+    return RunnerParts(rows, cache, Rotations(spec, shape.max_context, device), Sampler(rows.tokens, rows.sampling))
+
+
+class EagerForward:
+    """Piece by piece, on any device."""
+
+    kind: type[States] = States
+
+    def __init__(self, model: Network, parts: RunnerParts) -> None:
+        self._model = model
+        self._rows = parts.rows
+        self._parts = parts
+
+    def __call__(self, chunks: list[Chunk], plan: DrawPlan, *, keeps_states: bool) -> Forwarded:
+        inputs = make_inputs(chunks, self._rows)
+        if self._rows.adapters is not None:
+            self._rows.adapters.set_chunks(chunks)
+        angles = self._parts.rotations.at(inputs.layout.positions)
+        step = Step(inputs.layout, angles, self._parts.cache.layers, inputs.others, inputs.states)
+        hidden = self._model(inputs.token_ids, step)
+        return self.kind(hidden, chunks, inputs.begins, self, self._parts.sampler)
+
+    def score(self, states: Tensor, rows: Tensor | None = None) -> Tensor:
+        if self._rows.adapters is not None:
+            self._rows.adapters.set_rows(rows)
+        return self._model.scores(states)
 
 
 def find_ruined(hidden: Tensor, chunks: list[Chunk]) -> frozenset[int]:

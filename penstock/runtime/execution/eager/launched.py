@@ -22,21 +22,17 @@ class SentTokens(Protocol):
         """Wait for them."""
 
 
-class Sender(Protocol):
-    def __call__(self, tokens: Tensor | None, count: int) -> SentTokens: ...
+Sender = Callable[[Tensor | None, int], SentTokens]
 
 
 class Here(NamedTuple):
     """Tokens that were drawn in this machine's memory."""
 
     drawn: Tensor | None
+    num_drawn: int
 
     def tokens(self) -> list[int]:
         return [] if self.drawn is None else [int(token) for token in self.drawn.tolist()]
-
-
-def take_here(tokens: Tensor | None, count: int) -> Here:
-    return Here(tokens)
 
 
 class ChunkOutcome(NamedTuple):

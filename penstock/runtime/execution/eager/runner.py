@@ -6,23 +6,21 @@ A runner is composed of these parts; every device has its own forward pass and a
 the KV cache and the rows, and a step that failed can be launched again.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 
 from penstock.runtime.core.batch import Batch, Chunk
 from penstock.runtime.core.runner import Masks, RunnerShape, Ticket
 from penstock.runtime.execution.adapters.slots import AdapterSlots
-from penstock.runtime.execution.eager.forward import EagerForward, Forward
-from penstock.runtime.execution.eager.launched import LaunchedStep, Refusals, Sender, take_here
+from penstock.runtime.execution.eager.forward import EagerForward, Forward, RunnerParts, make_parts
+from penstock.runtime.execution.eager.launched import Here, LaunchedStep, Refusals, Sender
 from penstock.runtime.execution.eager.prompt import score_prompt, wants_prompt_logprobs
-from penstock.runtime.execution.eager.rows import Rows
-from penstock.runtime.execution.eager.sampler import LogprobTensors, Sampler
+from penstock.runtime.execution.eager.sampler import LogprobTensors
 from penstock.runtime.execution.heads.states import StateSink
 from penstock.runtime.execution.kv_cache import KVCache
 from penstock.runtime.execution.native.decoder import NativeDecoder
 from penstock.runtime.layers.decoder import Decoder
-from penstock.runtime.layers.step import Rotations
 
 
 class StepRunner:
@@ -31,15 +29,15 @@ class StepRunner:
     depth = 1
     """Steps worth having under way at once."""
 
-    def __init__(
-        self, rows: Rows, cache: KVCache, forward: Forward, sampler: Sampler, vocab_size: int, send: Sender = take_here
-    ) -> None:
-        self._rows = rows
-        self._cache = cache
+    def __init__(self, parts: RunnerParts, forward: Forward, send: Sender = Here) -> None:
+        self._parts = parts
+        self._rows, self._cache, self._sampler = parts.rows, parts.cache, parts.sampler
         self._forward = forward
-        self._sampler = sampler
-        self._vocab_size = vocab_size
+        self._vocab_size = parts.sampler.vocab_size
         self._send = send
+        self.read_blocks, self.write_blocks = parts.cache.read, parts.cache.write
+        self.score = forward.score
+        """Over the vocabulary, for hidden states that were left; the next call may write over them."""
         self.states: StateSink | None = None
         """Where hidden states are left for a drafter; None without one that reads them."""
 
@@ -59,12 +57,6 @@ class StepRunner:
     @property
     def kv_format(self) -> str:
         return str(self._cache.pages[0][0].dtype)
-
-    def read_blocks(self, blocks: Sequence[int]) -> list[bytes]:
-        return self._cache.read(blocks)
-
-    def write_blocks(self, blocks: Sequence[int], contents: Sequence[bytes | memoryview]) -> None:
-        self._cache.write(blocks, contents)
 
     def warm_up(self, max_batch_tokens: int) -> None:
         """Make ready for steps of up to so many tokens, where kernels have to be compiled."""
@@ -91,10 +83,6 @@ class StepRunner:
             }
         self._rows.grow(batch.step, chunks)
         return LaunchedStep(batch, refusals, plan, forwarded, prompts, self._send, self._filling(masks))
-
-    def score(self, states: torch.Tensor) -> torch.Tensor:
-        """Over the vocabulary, for hidden states that were left; the next call may write over them."""
-        return self._forward.score(states)
 
     def _refusals(self, chunks: tuple[Chunk, ...]) -> Refusals:
         """A token the model has no embedding for fails its own sequence, not the step."""
@@ -132,19 +120,9 @@ class ModelRunner(StepRunner):
     """On any device, piece by piece."""
 
     def __init__(
-        self,
-        model: Decoder | NativeDecoder,
-        shape: RunnerShape,
-        cache_dtype: torch.dtype | None = None,
-        cache: KVCache | None = None,
+        self, model: Decoder | NativeDecoder, shape: RunnerShape, cache_dtype: torch.dtype | None = None
     ) -> None:
-        spec, device = model.spec, model.device
-        dtype, frees = cache_dtype or model.cache_dtype, shape.frees
-        num_blocks, block_size = shape.num_blocks, shape.block_size
-        max_sequences, max_context = shape.max_sequences, shape.max_context
-        cache = cache or KVCache(spec, num_blocks, block_size, dtype, device, frees=frees, num_states=shape.num_states)
-        groups = spec.cache_layout(frees=frees).groups
-        rows = Rows(max_sequences, max_context, block_size, spec.vocab_size, device, groups)
-        sampler = Sampler(rows.tokens, rows.sampling)
-        forward = EagerForward(model, rows, cache, Rotations(spec, max_context, device), sampler)
-        super().__init__(rows, cache, forward, sampler, spec.vocab_size)
+        size, dtype = (shape.num_blocks, shape.block_size), cache_dtype or model.cache_dtype
+        cache = KVCache(model.spec, *size, dtype, model.device, frees=shape.frees, num_states=shape.num_states)
+        parts = make_parts(model.spec, shape, model.device, cache)
+        super().__init__(parts, EagerForward(model, parts))

@@ -6,6 +6,7 @@ Where the file brings no output matrices, the target's own serves all heads.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -15,21 +16,15 @@ from penstock.runtime.execution.heads.states import StateSource
 from penstock.runtime.execution.heads.target import Chooser, Projection
 
 
+@dataclass(frozen=True, slots=True)
 class MedusaHeads:
     name = "medusa"
-
-    def __init__(
-        self,
-        blocks: Sequence[Sequence[Projection]],
-        choosers: Sequence[Chooser],
-        token_ids: list[int] | None,
-        store: StateSource,
-    ) -> None:
-        """Of each head its residual blocks; one chooser for all heads, or one each."""
-        self._blocks = blocks
-        self._choosers = choosers
-        self._token_ids = token_ids
-        self._store = store
+    _blocks: Sequence[Sequence[Projection]]
+    """Of each head its residual blocks."""
+    _choosers: Sequence[Chooser]
+    """One for all heads, or one each."""
+    _token_ids: list[int] | None
+    _store: StateSource
 
     @property
     def most(self) -> int:

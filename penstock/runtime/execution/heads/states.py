@@ -6,6 +6,7 @@ behind the first position of a chunk is forgotten, since it was computed from dr
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -52,25 +53,12 @@ class StateSink(Protocol):
     def put(self, chunks: Sequence[Chunk], hidden: Tensor) -> None:
         """A step: the states of all its chunks, one after another."""
 
-    def put_decodes(self, rows: Sequence[int], starts: Sequence[int], hidden: Tensor) -> None:
-        """A step of one token a row."""
 
-
-class StateSource(Protocol):
-    """Where heads find hidden states."""
-
-    def begin(self, row: int) -> int | None:
-        """The first position of a row whose state is there."""
-
-    def at(self, row: int, start: int, stop: int) -> Tensor | None:
-        """States of some positions; None unless all are there."""
-
-
+@dataclass(frozen=True, slots=True)
 class TextStates:
     """All states of one text, whatever the row: for trying heads on what is known."""
 
-    def __init__(self, states: Tensor) -> None:
-        self._states = states
+    _states: Tensor
 
     def begin(self, row: int) -> int | None:
         return 0
@@ -97,12 +85,6 @@ class StateStore:
             row.put(chunk.start, hidden[place : place + chunk.length])
             place += chunk.length
 
-    @torch.inference_mode()
-    def put_decodes(self, rows: Sequence[int], starts: Sequence[int], hidden: Tensor) -> None:
-        """Take in a step of one token a row."""
-        for place, (row, start) in enumerate(zip(rows, starts)):
-            self._row(row).put(start, hidden[place : place + 1])
-
     def begin(self, row: int) -> int | None:
         """The first position whose state is kept."""
         kept = self._rows.get(row)
@@ -127,3 +109,7 @@ class StateStore:
         else:
             self._rows.move_to_end(row)
         return kept
+
+
+StateSource = StateStore | TextStates
+"""Where heads find hidden states."""

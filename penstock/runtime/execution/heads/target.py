@@ -4,7 +4,6 @@ A head's own matrices are held as its target's are: packed for the native librar
 """
 
 from collections.abc import Callable
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -17,38 +16,10 @@ from penstock.runtime.layers.decoder import Decoder
 from penstock.runtime.ops.cpu import library as native
 from penstock.runtime.ops.packed import GROUP, Grouped, pack, quantize, unpack
 
+Projection = Callable[[Tensor], Tensor]
+"""x [rows, inputs] times a matrix, in float32."""
 Chooser = Callable[[Tensor], list[int]]
 """Gives the place of the likeliest output for each row of x [rows, hidden]; -1 where numbers are not finite."""
-
-
-class Projection(Protocol):
-    def __call__(self, x: Tensor) -> Tensor:
-        """x [rows, inputs] times a matrix, in float32."""
-
-
-class HeldMatrix(Projection, Protocol):
-    """A matrix of a head's own."""
-
-    def likeliest(self, x: Tensor) -> list[int]:
-        """As a `Chooser` does."""
-
-
-class HeadTarget(Protocol):
-    """A loaded model, as its heads see it."""
-
-    device: torch.device
-
-    def embed(self, token_ids: Tensor) -> Tensor:
-        """Embeddings [tokens, hidden] in float32, scaled as the model scales them."""
-
-    def hold(self, weight: Tensor, bias: Tensor | None = None) -> HeldMatrix:
-        """Held as the model's own matrices are."""
-
-    def chooser(self, token_ids: Tensor | None) -> Chooser:
-        """Chooses among some tokens, or all, by the model's own output matrix."""
-
-    def output_rows(self, token_ids: Tensor) -> Tensor:
-        """Rows of the model's output matrix, in float32."""
 
 
 class NativeProjection:
@@ -96,21 +67,25 @@ class NativeTarget:
         self._scale = model.spec.embedding_scale
 
     def embed(self, token_ids: Tensor) -> Tensor:
+        """Embeddings [tokens, hidden] in float32, scaled as the model scales them."""
         rows = self._embedding.take(token_ids).dequantize()
         return rows if self._scale == 1.0 else rows * self._scale
 
-    def hold(self, weight: Tensor, bias: Tensor | None = None) -> HeldMatrix:
+    def hold(self, weight: Tensor, bias: Tensor | None = None) -> NativeProjection | FloatProjection:
+        """A matrix of a head's own, held as the model's are."""
         if weight.shape[1] % GROUP:
             return FloatProjection(weight, bias, self.device)
         return NativeProjection(self._model.library, quantize(weight), bias)
 
     def chooser(self, token_ids: Tensor | None) -> Chooser:
+        """Chooses among some tokens, or all, by the model's own output matrix."""
         if token_ids is None:
             return lambda x: [int(token) for token in self._model.likeliest(x).tolist()]
         output = unpack(self._model.matrix("output"))
         return NativeProjection(self._model.library, output.take(token_ids), None).likeliest
 
     def output_rows(self, token_ids: Tensor) -> Tensor:
+        """Rows of the model's output matrix, in float32."""
         return unpack(self._model.matrix("output")).take(token_ids).dequantize()
 
 
@@ -127,7 +102,7 @@ class FloatTarget:
     def embed(self, token_ids: Tensor) -> Tensor:
         return _floats(self._embedding.weight)[token_ids].float() * self._scale
 
-    def hold(self, weight: Tensor, bias: Tensor | None = None) -> HeldMatrix:
+    def hold(self, weight: Tensor, bias: Tensor | None = None) -> FloatProjection:
         return FloatProjection(weight, bias, self.device)
 
     def chooser(self, token_ids: Tensor | None) -> Chooser:
@@ -142,6 +117,10 @@ class FloatTarget:
     def output_rows(self, token_ids: Tensor) -> Tensor:
         rows: Tensor = _floats(self._output.weight)[token_ids].float()
         return rows
+
+
+HeadTarget = NativeTarget | FloatTarget
+"""A loaded model, as its heads see it."""
 
 
 def _plain(matrix: nn.Module) -> nn.Module:

@@ -7,7 +7,7 @@ adapter's own directory is opened.
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -139,7 +139,8 @@ def read_adapter(path: Path, spec: ModelSpec, max_rank: int = MAX_RANK, shard: M
             check_shapes(AdapterReading(path, spec, settings, max_rank), modules.values())
         reading = AdapterReading(path, spec, settings, max_rank)
         with reading_threads() as pool:
-            hashed = [pool.submit(_hashed, part) for part in _parts(files)]
+            places = [(file, at) for file in files for at in range(0, max(file.stat().st_size, 1), HASHED_BYTES)]
+            hashed = [pool.submit(_hashed, *place) for place in places]
             reading.copied = CopiedTensors(tensors, pool)
             for module in modules.values():
                 reading.take(module)
@@ -195,13 +196,8 @@ def _json(path: Path) -> Mapping[str, Any]:
     return content
 
 
-def _parts(files: Sequence[Path]) -> list[tuple[Path, int]]:
-    """Pieces of files, hashed side by side: adapters that compute the same share what is cached of them."""
-    return [(file, begin) for file in files for begin in range(0, max(file.stat().st_size, 1), HASHED_BYTES)]
-
-
-def _hashed(part: tuple[Path, int]) -> bytes:
-    path, begin = part
+def _hashed(path: Path, begin: int) -> bytes:
+    """Of a piece of a file; pieces are hashed side by side. Adapters that compute the same share what is cached of them."""
     with path.open("rb") as file:
         file.seek(begin)
         return sha256(file.read(HASHED_BYTES)).digest()  # chips have instructions for it
@@ -284,14 +280,10 @@ class AdapterReading:
             )
         read = self._read if MAGNITUDE in kinds else self._stored
         a, b = (read(module.parts[part], 2) for part in (LORA_A, LORA_B))
-        if leaf == self._embedding_leaf and self._settings.is_gguf:
+        if self._settings.is_gguf and leaf == _leaves(self._recipes["embedding.weight"])[0]:
             a, b = b.t(), a.t()
         self._found[leaf] = self._change(module, a, b)
         return None
-
-    @property
-    def _embedding_leaf(self) -> str:
-        return next(iter(_leaves(self._recipes["embedding.weight"])))
 
     def _change(self, module: Module, a: Tensor, b: Tensor) -> LowRank:
         """`b` [rows, rank] times `a` [rank, columns], scaled."""

@@ -8,6 +8,7 @@ to 1/254      all others: 8-bit values nearest to the file's numbers, relative t
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from penstock.errors import ModelFileError
 from penstock.runtime.execution.load.audit import TensorAudit
+from penstock.runtime.execution.load.copied import PLAIN
 from penstock.runtime.execution.load.integers import IntegerMatrix
 from penstock.runtime.execution.load.recipe import open_recipe
 from penstock.runtime.execution.load.scaled import ScaledMatrix
@@ -25,7 +27,6 @@ from penstock.runtime.models import weights as recipes
 from penstock.runtime.ops.packed import GROUP, Grouped, join_rows, quantize
 
 Bytes = npt.NDArray[np.uint8]
-UNQUANTIZED = ("F32", "F16", "BF16")
 SLICE_VALUES = 1 << 22
 
 
@@ -65,7 +66,7 @@ def is_quantized(recipe: recipes.Recipe, checkpoint: Checkpoint) -> bool:
     """All its numbers are stored in fewer bits than floats have."""
     return all(
         isinstance(part, recipes.Coded | recipes.Mxfp4)
-        or all(checkpoint.tensor(name).dtype not in UNQUANTIZED for name in recipes.sources(part))
+        or all(checkpoint.tensor(name).dtype not in PLAIN for name in recipes.sources(part))
         for part in recipes.row_parts(recipe)
     )
 
@@ -116,36 +117,23 @@ def _half(part: Bytes) -> Tensor:
     return _bytes(part).view(torch.float16).squeeze(-1)
 
 
-def _q4_0(raw: RawTensor) -> Grouped:
-    blocks = _blocks(raw, 18)
-    scales = _half(blocks[:, :, :2])
-    return Grouped(_bytes(blocks[:, :, 2:]), scales, scales * -8)
-
-
-def _q4_1(raw: RawTensor) -> Grouped:
-    blocks = _blocks(raw, 20)
-    return Grouped(_bytes(blocks[:, :, 4:]), _half(blocks[:, :, :2]), _half(blocks[:, :, 2:4]))
-
-
 def _five_bits(blocks: Bytes, start: int) -> Tensor:
     low, high = _bytes(blocks[:, :, start + 4 :]), blocks[:, :, start : start + 4]
     fifth = torch.from_numpy(np.unpackbits(np.ascontiguousarray(high), axis=-1, bitorder="little"))
     return (torch.cat((low & 15, low >> 4), dim=-1) | (fifth << 4)).view(torch.int8)
 
 
-def _q5_0(raw: RawTensor) -> Grouped:
-    blocks = _blocks(raw, 22)
-    return Grouped(_five_bits(blocks, 2) - 16, _half(blocks[:, :, :2]), None)
-
-
-def _q5_1(raw: RawTensor) -> Grouped:
-    blocks = _blocks(raw, 24)
-    return Grouped(_five_bits(blocks, 4), _half(blocks[:, :, :2]), _half(blocks[:, :, 2:4]))
-
-
-def _q8_0(raw: RawTensor) -> Grouped:
-    blocks = _blocks(raw, 34)
-    return Grouped(_bytes(blocks[:, :, 2:]).view(torch.int8), _half(blocks[:, :, :2]), None)
+def _simple(bits: int, has_minimum: bool, raw: RawTensor) -> Grouped:
+    """Blocks of a scale, a minimum or none, and 32 numbers; without a minimum those of 4 and 5 bits count from the middle."""
+    first = 4 if has_minimum else 2
+    blocks = _blocks(raw, first + 4 * bits)
+    scales, minimums = _half(blocks[:, :, :2]), _half(blocks[:, :, 2:4]) if has_minimum else None
+    if bits == 4:
+        return Grouped(_bytes(blocks[:, :, first:]), scales, scales * -8 if minimums is None else minimums)
+    if bits == 8:
+        return Grouped(_bytes(blocks[:, :, first:]).view(torch.int8), scales, minimums)
+    values = _five_bits(blocks, first)
+    return Grouped(values if has_minimum else values - 16, scales, minimums)
 
 
 def _folded(blocks: Bytes) -> tuple[Tensor, Tensor]:
@@ -178,11 +166,11 @@ def _q5_k(raw: RawTensor) -> Grouped:
 
 
 _READERS: dict[str, Callable[[RawTensor], Grouped]] = {
-    "Q4_0": _q4_0,
-    "Q4_1": _q4_1,
-    "Q5_0": _q5_0,
-    "Q5_1": _q5_1,
-    "Q8_0": _q8_0,
+    "Q4_0": partial(_simple, 4, False),
+    "Q4_1": partial(_simple, 4, True),
+    "Q5_0": partial(_simple, 5, False),
+    "Q5_1": partial(_simple, 5, True),
+    "Q8_0": partial(_simple, 8, False),
     "Q4_K": _q4_k,
     "Q5_K": _q5_k,
 }

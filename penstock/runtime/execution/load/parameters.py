@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from penstock.errors import ModelFileError
 from penstock.runtime.execution.load.audit import TensorAudit, check_numbers
+from penstock.runtime.execution.load.copied import PLAIN
 from penstock.runtime.execution.load.grouping import group_recipe, is_quantized
 from penstock.runtime.execution.load.packing import can_pack, put_packed
 from penstock.runtime.execution.load.recipe import Source, open_recipe
@@ -30,8 +31,6 @@ Progress = Callable[[int, int], None]
 
 SLICE_VALUES = 1 << 22
 """Numbers converted at once: what loading needs beside the parameters."""
-
-FILE_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 IGNORED = re.compile(
     r"(^|\.)(rotary_emb\.inv_freq|rope_freqs\.weight|rope_factors_(long|short)\.weight"
@@ -129,7 +128,7 @@ def _read(
 ) -> Tensor:
     if isinstance(recipe, recipes.Tensor):
         raw = audit.reached[recipe.name]
-        if FILE_TYPES.get(raw.dtype) == dtype and (view := _view(raw, dtype)) is not None:
+        if PLAIN.get(raw.dtype) == dtype and (view := _view(raw, dtype)) is not None:
             for rows in _slices(view):
                 check_numbers(raw.name, rows, audit)
             return view.to(device)

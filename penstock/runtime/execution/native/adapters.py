@@ -18,15 +18,12 @@ from penstock.errors import ModelFileError
 from penstock.runtime.execution.load.adapters import Adapter, ReadyAdapter
 from penstock.runtime.execution.load.low_rank import LowRank
 from penstock.runtime.execution.load.magnitudes import AddUp, with_factors
-from penstock.runtime.execution.native.decoder import NativeDecoder
+from penstock.runtime.execution.native.decoder import MATRICES, NativeDecoder
 from penstock.runtime.execution.native.load import gate_order
 from penstock.runtime.models.sharding import ModelShard
 from penstock.runtime.models.spec import ModelSpec
 from penstock.runtime.ops.cpu import library as native
 from penstock.runtime.ops.packed import GROUP, TILE, unpack
-
-MATRICES = ("attention.qkv", "attention.out", "mlp.gate_up", "mlp.down")
-"""In the order of a native layer's fields."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +61,7 @@ class NativeBank:
         return slot not in self._outputs
 
     def read(self, path: str, spec: ModelSpec, max_rank: int, shard: ModelShard | None) -> None:
-        """Numbers are laid out anew for the library."""
+        """Never ready right from its files: numbers are laid out anew for the library."""
 
     @torch.inference_mode()
     def prepare(self, adapter: Adapter, add_up: AddUp | None = None) -> NativeNumbers:

@@ -157,10 +157,6 @@ class NativeDecoder:
             self._bind(caches, frees=step.num_tables > 1)
         return self.library.step_rows(self._model, step, adaptation)
 
-    def interrupt(self, *, is_on: bool) -> None:
-        """From any thread: steps that yield are left halfway, from now on and until told otherwise."""
-        self.library.interrupt(is_on=is_on)
-
     def scores(self, hidden: Tensor) -> Tensor:
         """float32 scores over the vocabulary for some hidden states; the next call may write over them."""
         scores = self._scores[: len(hidden)] if len(hidden) <= len(self._scores) else None
@@ -213,7 +209,7 @@ class NativeDecoder:
     def _layer(self, number: int) -> native.NativeLayer:
         attention, at = only_gqa(self.spec.layers[number].attention, NATIVE), f"layers.{number}."
         return native.NativeLayer(
-            *(self._matrix(at + name) for name in ("attention.qkv", "attention.out", "mlp.gate_up", "mlp.down")),
+            *(self._matrix(at + name) for name in MATRICES),
             *(self._vector(f"{at}{name}.weight") for name in NORMS),
             rotation=self.ropes.index(attention.rope) if attention.rope else -1,
             window=attention.window or 0,
@@ -245,6 +241,7 @@ class NativeDecoder:
         )
 
 
+MATRICES = ("attention.qkv", "attention.out", "mlp.gate_up", "mlp.down")
 NORMS = (
     "attention_norm",
     "attention_post_norm",

@@ -12,15 +12,11 @@ from torch import Tensor
 
 from penstock.errors import EngineError
 from penstock.runtime.core.batch import Chunk
-from penstock.runtime.execution.eager.forward import Drawn, Forwarded, States
-from penstock.runtime.execution.eager.rows import Rows
-from penstock.runtime.execution.eager.sampler import DrawPlan, Sampler
+from penstock.runtime.execution.eager.forward import Drawn, Forwarded, LikeliestStates, RunnerParts, States
+from penstock.runtime.execution.eager.sampler import DrawPlan
 from penstock.runtime.execution.native.adapters import NativeBank
-from penstock.runtime.execution.native.cache import NativeCache
 from penstock.runtime.execution.native.decoder import NativeDecoder, pointers
-from penstock.runtime.layers.step import Rotations
 from penstock.runtime.ops.cpu import library as native
-from penstock.runtime.ops.sampling.sample import Draws
 from penstock.runtime.ops.sampling.whole import NOT_DRAWN
 
 NUMBER_BYTES = 8
@@ -43,32 +39,11 @@ class LikeliestDrawn:
         return self._hidden[: self._num_tokens]
 
 
-class AllowedStates(States):
-    """Hidden states of a step that asks for likeliest tokens, of some for those that bitmasks allow: the library draws them."""
-
-    def __init__(
-        self, hidden: Tensor, chunks: list[Chunk], begins: list[int], forward: "NativeForward", sampler: Sampler
-    ) -> None:
-        super().__init__(hidden, chunks, begins, forward, sampler)
-        self._native = forward
-
-    def draw(self, plan: DrawPlan) -> Drawn:
-        if not plan.rows:
-            return Drawn(None, [])
-        inputs = torch.tensor([self.places(plan), plan.rows, plan.positions, plan.masks])
-        tokens = self._native.choose(self._hidden.index_select(0, inputs[0]), inputs[3])
-        self._sampler.keep(Draws(*inputs[1:]), tokens)
-        return Drawn(tokens, list(range(len(plan.rows))))
-
-
 class NativeForward:
-    def __init__(
-        self, model: NativeDecoder, rows: Rows, cache: NativeCache, rotations: Rotations, sampler: Sampler
-    ) -> None:
+    def __init__(self, model: NativeDecoder, parts: RunnerParts) -> None:
+        rows = parts.rows
         self._decoder = model
-        self._rows = rows
-        self._cache = cache
-        self._sampler = sampler
+        self._rows, self._cache, self._sampler = rows, parts.cache, parts.sampler
         self._known = rows.tokens.numpy()
         num_rows = len(rows.num_blocks)
         self._columns = np.zeros(4 * num_rows, dtype=np.int64)
@@ -78,7 +53,7 @@ class NativeForward:
         # Made once: asking for them in every step would take longer than using them.
         self._told, self._found = self._columns.data, self._drawn.data
         self._expect(num_rows)
-        self._angles = angles = rotations.tables(model.ropes)  # the library reads them for as long as this lives
+        self._angles = angles = parts.rotations.tables(model.ropes)  # the library reads them for as long as this lives
         self._step = native.RowsStep(
             tokens=rows.tokens.data_ptr(),
             tables=rows.all_tables.ctypes.data,
@@ -110,13 +85,17 @@ class NativeForward:
             made = LikeliestDrawn(self._numbers.unpack_from(self._found), self.hidden, sum(lengths))
         else:
             *begins, num_tokens = accumulate(lengths, initial=0)
-            kind = AllowedStates if is_plain and (plan.is_masked_argmax or plan.is_pure_argmax) else States
+            kind = LikeliestStates if is_plain else States
             made = kind(self.hidden[:num_tokens], chunks, begins, self, self._sampler)
         if made.ruined:
             self._clear([(rows[index], starts[index], lengths[index]) for index in made.ruined])
         return made
 
-    def choose(self, states: Tensor, masks: Tensor) -> Tensor:
+    def finds(self, plan: DrawPlan) -> bool:
+        """All that is asked for are likeliest tokens, of some rows of scores those that bitmasks allow."""
+        return plan.is_masked_argmax or plan.is_pure_argmax
+
+    def choose(self, states: Tensor, rows: Tensor, masks: Tensor) -> Tensor:
         """The likeliest token after each state, of those that its mask allows, if it has one."""
         return self._decoder.likeliest(states, (self._rows.sampling.bits, masks))
 

@@ -12,7 +12,7 @@ from penstock.runtime.execution.load.grouping import group_recipe, has_order, is
 from penstock.runtime.execution.load.parameters import check_all_used
 from penstock.runtime.execution.load.recipe import open_recipe
 from penstock.runtime.execution.native.arena import Arena
-from penstock.runtime.execution.native.decoder import NativeDecoder, NativeWeights, native_obstacle
+from penstock.runtime.execution.native.decoder import MATRICES, NativeDecoder, NativeWeights, native_obstacle
 from penstock.runtime.formats.checkpoint import Checkpoint, RawTensor
 from penstock.runtime.formats.mapping import let_go
 from penstock.runtime.models import weights as recipes
@@ -23,7 +23,7 @@ from penstock.runtime.ops.packed import GROUP, pack
 
 MOST_BYTES_PER_WEIGHT = 2
 """Weights of 8 bits have scales besides, and rows are filled up to whole tiles."""
-LAYER_MATRICES = tuple(f"{name}.weight" for name in ("attention.qkv", "attention.out", "mlp.gate_up", "mlp.down"))
+LAYER_MATRICES = tuple(f"{name}.weight" for name in MATRICES)
 """A step has its rows in one number format: all of these are made for rows of 8 bits, or none is taken to be."""
 
 

@@ -12,13 +12,12 @@ import torch
 from penstock.errors import StepInterruptedError
 from penstock.runtime.core.batch import Arrival, Batch, Chunk, StepOutput, make
 from penstock.runtime.core.runner import Masks, RunnerShape, Ticket
-from penstock.runtime.execution.eager.rows import Rows
+from penstock.runtime.execution.eager.forward import make_parts
 from penstock.runtime.execution.eager.runner import StepRunner
-from penstock.runtime.execution.eager.sampler import NOT_FINITE, Sampler
+from penstock.runtime.execution.eager.sampler import NOT_FINITE
 from penstock.runtime.execution.native.cache import NativeCache
 from penstock.runtime.execution.native.decoder import NativeDecoder
 from penstock.runtime.execution.native.forward import NativeForward
-from penstock.runtime.layers.step import Rotations
 from penstock.runtime.ops.sampling.whole import NOT_DRAWN
 
 
@@ -33,22 +32,13 @@ class ChunkColumns(NamedTuple):
 
 
 class NativeRunner(StepRunner):
-    def __init__(
-        self,
-        model: NativeDecoder,
-        shape: RunnerShape,
-        cache_dtype: torch.dtype | None = None,
-    ) -> None:
-        spec = model.spec
-        num_blocks, block_size = shape.num_blocks, shape.block_size
-        max_sequences, max_context = shape.max_sequences, shape.max_context
-        cache = NativeCache(spec, num_blocks, block_size, cache_dtype or model.cache_dtype, frees=shape.frees)
-        groups = spec.cache_layout(frees=shape.frees).groups
-        rows = Rows(max_sequences, max_context, block_size, spec.vocab_size, model.device, groups)
-        sampler = Sampler(rows.tokens, rows.sampling)
-        self._native = NativeForward(model, rows, cache, Rotations(spec, max_context, model.device), sampler)
-        super().__init__(rows, cache, self._native, sampler, spec.vocab_size)
-        self._decoder = model
+    def __init__(self, model: NativeDecoder, shape: RunnerShape, cache_dtype: torch.dtype | None = None) -> None:
+        size, dtype = (shape.num_blocks, shape.block_size), cache_dtype or model.cache_dtype
+        cache = NativeCache(model.spec, *size, dtype, frees=shape.frees)
+        parts = make_parts(model.spec, shape, model.device, cache)
+        self._native = NativeForward(model, parts)
+        super().__init__(parts, self._native)
+        self.interrupt = model.library.interrupt
         self._yields = False
         self._last_step = 0
         self._members: ChunkColumns | None = None
@@ -64,10 +54,6 @@ class NativeRunner(StepRunner):
         if yields is not self._yields:
             self._yields = yields
             self._native.let_yield(yields=yields)
-
-    def interrupt(self, *, is_on: bool) -> None:
-        """From any thread: steps that may be are interrupted, from now on and until told otherwise."""
-        self._decoder.interrupt(is_on=is_on)
 
     def launch(self, batch: Batch, masks: Masks | None = None) -> Ticket:
         try:
@@ -90,7 +76,7 @@ class NativeRunner(StepRunner):
                         self._grow(batch)
                     tokens = self._native.decode(starts)
                     if self.states is not None:
-                        self.states.put_decodes(rows, starts, self._native.hidden)
+                        self.states.put(chunks, self._native.hidden[: len(chunks)])
                     return _output(tuple(zip(tokens)))
                 if self._are_checks(members, columns.num_drafts):
                     self._members = None

@@ -5,7 +5,6 @@ The library adds up what ranks have parts of by calling back; a rank that is los
 """
 
 import ctypes
-from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
@@ -56,6 +55,7 @@ class NativePart:
     def __init__(self, decoder: NativeDecoder, shard: ModelShard) -> None:
         self.spec: ModelSpec = replace(shard.spec, vocab_size=shard.whole.vocab_size)
         self.decoder = decoder
+        self.parameters = decoder.parameters
         self.shard = shard
         ranks = shard.place.ranks
         self._widths = tuple(len(ranks.place(i).vocabulary(shard.whole.vocab_size)) for i in range(ranks.tensor))
@@ -79,9 +79,6 @@ class NativePart:
     def adapt(self, bank: NativeBank, step: AdapterStep) -> None:
         """Tokens may have adapters from now on; `step` says which."""
         self._bank, self._adapted = bank, step
-
-    def parameters(self) -> Iterator[Tensor]:
-        return self.decoder.parameters()
 
     def __call__(self, token_ids: Tensor, step: Step) -> Tensor:
         """The last stage's are the final hidden states; others' are what it was given."""

@@ -7,9 +7,12 @@ import torch
 from penstock.runtime.core.runner import RunnerShape
 from penstock.runtime.execution.choose import make_runner
 from penstock.runtime.execution.cuda.runner import CudaRunner
-from penstock.runtime.execution.eager.runner import ModelRunner, StepRunner
+from penstock.runtime.execution.eager.forward import EagerForward, RunnerParts, make_parts
+from penstock.runtime.execution.eager.runner import StepRunner
+from penstock.runtime.execution.kv_cache import KVCache
 from penstock.runtime.execution.load.parameters import check_all_used, fill_dummy, fill_model
-from penstock.runtime.execution.parallel.forward import SharedRunner, make_cache
+from penstock.runtime.execution.native.cache import NativeCache
+from penstock.runtime.execution.parallel.forward import SharedForward
 from penstock.runtime.execution.parallel.native import NativePart
 from penstock.runtime.execution.parallel.recorded import make_recorded_stage
 from penstock.runtime.execution.parallel.runner import StageRunner
@@ -55,18 +58,27 @@ class ModelPart:
 def rank_runner(network: object, world: World, shape: RunnerShape, cache_dtype: torch.dtype | None) -> StepRunner:
     """Stages draw in the last of them; ranks that share a vocabulary lay no scores down; others run as a whole model does."""
     if isinstance(network, StagedDecoder) and world.device.type == "cuda":
-        return StageRunner(make_recorded_stage(network, world, shape, cache_dtype), world)
+        return make_recorded_stage(network, world, shape, cache_dtype)
     if isinstance(network, StagedDecoder) or (isinstance(network, NativePart) and world.place.ranks.pipeline > 1):
-        cache = make_cache(network, shape, cache_dtype)
-        parts = ModelRunner(network, shape, cache_dtype, cache)  # type: ignore[arg-type]  # it stands where a decoder stands
-        return StageRunner(parts, world)
+        parts = _parts(network, shape, cache_dtype)
+        return StageRunner(parts, EagerForward(network, parts), world)
     if isinstance(network, NativePart):
-        return SharedRunner(network, network, shape, cache_dtype)
+        parts = _parts(network, shape, cache_dtype)
+        return StepRunner(parts, SharedForward(network, network, parts))
     if isinstance(network, Decoder) and world.device.type != "cuda":
         table = network.embedding if network.output is None else network.output
         if isinstance(table, VocabularyScores):
-            return SharedRunner(network, table, shape, cache_dtype)
+            parts = _parts(network, shape, cache_dtype)
+            return StepRunner(parts, SharedForward(network, table, parts))
     runner = make_runner(network, shape, cache_dtype)
     if isinstance(runner, CudaRunner):
         runner.join(world.stage)
     return runner
+
+
+def _parts(network: Decoder | NativePart | StagedDecoder, shape: RunnerShape, dtype: torch.dtype | None) -> RunnerParts:
+    """Of the rank's own layers and heads, the cache laid out as its steps write it."""
+    size = shape.num_blocks, shape.block_size, dtype or network.cache_dtype
+    is_native = isinstance(network, NativePart)
+    cache = NativeCache(network.spec, *size) if is_native else KVCache(network.spec, *size, network.device)
+    return make_parts(network.spec, shape, network.device, cache)

@@ -5,22 +5,29 @@
 Every stage chooses by the batch alone, so that all of them take the same steps from graphs, padded and ordered alike.
 """
 
+from dataclasses import replace
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from penstock.runtime.core.batch import Chunk
 from penstock.runtime.core.runner import RunnerShape
 from penstock.runtime.execution.cuda.forward import Pinned, Replayed, are_decodes, describe_decodes
-from penstock.runtime.execution.cuda.graphs import DecodeGraphs, GraphParts, GraphRecorder, SampleGraphs, padded_size
-from penstock.runtime.execution.cuda.rows import DeviceRows
+from penstock.runtime.execution.cuda.graphs import (
+    DecodeGraphs,
+    GraphParts,
+    SampleGraphs,
+    make_graph_parts,
+    padded_size,
+)
 from penstock.runtime.execution.eager.forward import EagerForward, Forwarded
-from penstock.runtime.execution.eager.runner import StepRunner
 from penstock.runtime.execution.eager.sampler import DrawPlan, Sampler
-from penstock.runtime.execution.kv_cache import KVCache
+from penstock.runtime.execution.parallel.runner import StageRunner
 from penstock.runtime.execution.parallel.stage import StagedDecoder
 from penstock.runtime.execution.parallel.world import World
 from penstock.runtime.layers.parallel import StageInput
-from penstock.runtime.layers.step import Rotations, Step
+from penstock.runtime.layers.step import Step
 from penstock.runtime.models.spec import ModelSpec
 from penstock.runtime.ops.sampling.sample import Draws, Needs
 
@@ -66,6 +73,7 @@ class NoDraws(Sampler):
 class StageForward:
     def __init__(self, eager: EagerForward, parts: GraphParts, layers: StageLayers, world: World) -> None:
         self._eager = eager
+        self.score = eager.score
         self._layers = layers
         self._world = world
         self._rows = parts.rows
@@ -86,24 +94,11 @@ class StageForward:
             self._world.send(computed.scores.clone())  # the next replay writes there
         return Replayed(computed, order, self._samples)
 
-    def score(self, states: Tensor, rows: Tensor | None = None) -> Tensor:
-        return self._eager.score(states, rows)
-
 
 def make_recorded_stage(
     staged: StagedDecoder, world: World, shape: RunnerShape, cache_dtype: torch.dtype | None
-) -> StepRunner:
-    """One row and one block more than asked for, as the CUDA runner has them."""
-    spec, device = staged.spec, staged.device
-    num_blocks, block_size = shape.num_blocks, shape.block_size
-    max_sequences, max_context = shape.max_sequences, shape.max_context
-    dtype, groups = cache_dtype or staged.cache_dtype, spec.cache_layout(frees=shape.frees).groups
-    cache = KVCache(spec, num_blocks + 1, block_size, dtype, device, frees=shape.frees)
-    rotations = Rotations(spec, max_context, device)
-    rows = DeviceRows(max_sequences + 1, max_context, block_size, spec.vocab_size, device, num_blocks, groups)
-    sampler = (Sampler if world.place.is_last_stage else NoDraws)(rows.tokens, rows.sampling)
-    layers = StageLayers(staged, world, padded_size(max_sequences))
-    parts = GraphParts(layers, cache, rotations, rows, sampler, max_sequences, GraphRecorder())  # type: ignore[arg-type]
-    eager = EagerForward(staged, rows, cache, rotations, sampler)
-    forward = StageForward(eager, parts, layers, world)
-    return StepRunner(rows, cache, forward, sampler, spec.vocab_size)
+) -> StageRunner:
+    parts = make_graph_parts(staged, shape, cache_dtype, Sampler if world.place.is_last_stage else NoDraws)
+    layers: Any = StageLayers(staged, world, padded_size(shape.max_sequences))
+    forward = StageForward(EagerForward(staged, parts), replace(parts, model=layers), layers, world)
+    return StageRunner(parts, forward, world)

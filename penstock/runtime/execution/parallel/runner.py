@@ -16,10 +16,11 @@ import torch
 from penstock.errors import RankLostError
 from penstock.runtime.core.batch import Batch, StepOutput, joined
 from penstock.runtime.core.runner import Masks, Runner, Ticket
+from penstock.runtime.execution.eager.forward import Forward, RunnerParts
 from penstock.runtime.execution.eager.prompt import wants_prompt_logprobs
 from penstock.runtime.execution.eager.runner import StepRunner
 from penstock.runtime.execution.parallel.adapters import FollowingAdapters
-from penstock.runtime.execution.parallel.frames import NO_MORE, Announcement, FilledMasks, decode, encode
+from penstock.runtime.execution.parallel.frames import Announcement, FilledMasks, decode, encode
 from penstock.runtime.execution.parallel.micro import micro_batches
 from penstock.runtime.execution.parallel.world import World
 
@@ -38,7 +39,7 @@ class LeadingRunner:
         self._runner = runner
         self._world = world
         self._mask_bytes = -(-vocab_size // 32) * 4
-        self._held: HeldTicket | None = None
+        self._held: LeadTicket | None = None
         """A step that waits for its masks."""
 
     @property
@@ -49,59 +50,46 @@ class LeadingRunner:
     def launch(self, batch: Batch, masks: Masks | None = None) -> Ticket:
         if self._held is not None:
             self._held.draw()
-        if masks is not None:
-            self._held = HeldTicket(self, batch, masks)
-            return self._held
-        return self.broadcast(batch, None)
+        ticket = LeadTicket(self, batch, masks)
+        if masks is None:
+            ticket.announce()
+        else:
+            self._held = ticket
+        return ticket
 
-    def broadcast(self, batch: Batch, masks: Masks | None) -> "LeadTicket":
+    def broadcast(self, batch: Batch, masks: Masks | None) -> Ticket:
         """Have all ranks compute the step, under masks as they are now."""
         self._held = None
         with together():
             filled = None if masks is None else self._filled(masks)
             if self._world.place.ranks.num_ranks > 1:
                 self._world.broadcast(encode(Announcement(batch, filled)))
-            return LeadTicket(self._runner.launch(batch, filled))
+            return self._runner.launch(batch, filled)
 
     def _filled(self, masks: Masks) -> FilledMasks:
         bits = bytearray(masks.num_rows * self._mask_bytes)
         masks.fill(memoryview(bits))
         return FilledMasks(masks.chunks, masks.num_rows, bytes(bits))
 
-    def close(self) -> None:
-        """The others end."""
-        self._world.broadcast(encode(NO_MORE))
-
-
-@dataclass(frozen=True, slots=True)
-class LeadTicket:
-    ticket: Ticket
-
-    def draw(self) -> None:
-        with together():
-            self.ticket.draw()
-
-    def result(self) -> StepOutput:
-        with together():
-            return self.ticket.result()
-
 
 @dataclass(slots=True)
-class HeldTicket:
-    """A step that is announced once it is to draw."""
+class LeadTicket:
+    """A step that all ranks compute. Under masks it is announced once it is to draw."""
 
     runner: LeadingRunner
     batch: Batch
-    masks: Masks
-    ticket: LeadTicket | None = None
+    masks: Masks | None
+    ticket: Ticket | None = None
 
     def draw(self) -> None:
-        self._announced().draw()
+        with together():
+            self.announce().draw()
 
     def result(self) -> StepOutput:
-        return self._announced().result()
+        with together():
+            return self.announce().result()
 
-    def _announced(self) -> LeadTicket:
+    def announce(self) -> Ticket:
         if self.ticket is None:
             self.ticket = self.runner.broadcast(self.batch, self.masks)
         return self.ticket
@@ -144,9 +132,8 @@ class StageRunner(StepRunner):
     last       computes, draws, and tells the first stage
     """
 
-    def __init__(self, parts: StepRunner, world: World) -> None:
-        """`parts` is a runner of the stage's own layers, which is not run."""
-        super().__init__(parts._rows, parts._cache, parts._forward, parts._sampler, parts._vocab_size)
+    def __init__(self, parts: RunnerParts, forward: Forward, world: World) -> None:
+        super().__init__(parts, forward)
         self._world = world
         self._awaited: deque[MicroStep] = deque()
         """Parts of steps whose tokens have not come back, oldest first."""

@@ -1,7 +1,5 @@
 """A stage of a pipeline where a whole decoder would stand: takes hidden states over, computes its layers, passes them on."""
 
-from collections.abc import Iterator
-
 from torch import Tensor
 
 from penstock.runtime.execution.parallel.world import World
@@ -15,10 +13,8 @@ class StagedDecoder:
         self.model = model
         self.spec = model.spec
         self.device, self.cache_dtype = model.device, model.cache_dtype
+        self.parameters, self.scores = model.parameters, model.scores
         self._world = world
-
-    def parameters(self) -> Iterator[Tensor]:
-        return self.model.parameters()
 
     def __call__(self, token_ids: Tensor, step: Step) -> Tensor:
         """The last stage's are the final hidden states; others' are what it was given."""
@@ -30,6 +26,3 @@ class StagedDecoder:
         if not place.is_last_stage:
             self._world.send(hidden)
         return hidden
-
-    def scores(self, hidden: Tensor) -> Tensor:
-        return self.model.scores(hidden)
