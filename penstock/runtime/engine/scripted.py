@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from penstock.runtime.core.batch import Batch, StepOutput
+from penstock.runtime.core.batch import Batch, Chunk, StepOutput
 from penstock.runtime.core.runner import Masks
 
 
@@ -12,10 +12,15 @@ class ScriptedRunner:
     """Draws `script(row, position)` after each sampling chunk; remembers every batch if asked."""
 
     script: Callable[[int, int], int] = lambda row, position: position
+    on_launch: Callable[[Batch], None] | None = None
     batches: list[Batch] | None = field(default=None)
 
     def launch(self, batch: Batch, masks: Masks | None = None) -> StepOutput:
         if self.batches is not None:
             self.batches.append(batch)
-        script = self.script
-        return StepOutput(tuple((script(chunk.row, chunk.end),) if chunk.samples else () for chunk in batch.chunks))
+        if self.on_launch is not None:
+            self.on_launch(batch)
+        return StepOutput(tuple(self._draw(chunk) for chunk in batch.chunks))
+
+    def _draw(self, chunk: Chunk) -> tuple[int, ...]:
+        return (self.script(chunk.row, chunk.end),) if chunk.samples else ()
