@@ -15,16 +15,13 @@ from penstock.runtime.draft.speculator import Speculator
 from penstock.runtime.engine.engine import Engine
 from penstock.runtime.execution.cuda import forward
 from penstock.runtime.execution.cuda.forward import GraphForward, record_steps
-from penstock.runtime.execution.cuda.graphs import GraphParts, GraphRecorder
-from penstock.runtime.execution.cuda.rows import DeviceRows
+from penstock.runtime.execution.cuda.graphs import GraphRecorder, make_graph_parts
 from penstock.runtime.execution.eager.launched import Here
 from penstock.runtime.execution.eager.runner import ModelRunner, StepRunner
-from penstock.runtime.execution.eager.sampler import Sampler
 from penstock.runtime.execution.heads.states import StateStore
-from penstock.runtime.execution.kv_cache import KVCache
 from penstock.runtime.layers.decoder import Decoder
 from penstock.runtime.layers.kinds.parts import can_record
-from penstock.runtime.layers.step import Rotations, Step
+from penstock.runtime.layers.step import Step
 from penstock.runtime.models.kinds.forgetting import bounded
 from tests.runtime.driving import BLOCK_SIZE, tiny_spec
 from tests.runtime.heads.test_lossless import DRAFTERS
@@ -76,16 +73,8 @@ class Listed:
 
 def recorded_runner(model: Decoder, shape: RunnerShape) -> tuple[StepRunner, dict[int, Any]]:
     """As the CUDA runner is composed, and what it has recorded of decode steps. Mixed steps are computed piece by piece."""
-    spec, cpu = model.spec, torch.device("cpu")
-    idle_state = shape.num_states or None
-    num_states = shape.num_states + 1 if shape.num_states else 0
-    cache = KVCache(spec, shape.num_blocks + 1, BLOCK_SIZE, torch.float32, cpu, frees=True, num_states=num_states)
-    rotations, groups = Rotations(spec, CONTEXT, cpu), spec.cache_layout(frees=True).groups
-    sizes = NUM_ROWS + 1, CONTEXT, BLOCK_SIZE, spec.vocab_size
-    rows = DeviceRows(*sizes, cpu, shape.num_blocks, groups, idle_state)
-    sampler = Sampler(rows.tokens, rows.sampling)
     listed: Any = Listed(model)
-    parts = GraphParts(rows, cache, rotations, sampler, listed, NUM_ROWS, RerunRecorder())
+    parts = replace(make_graph_parts(model, shape, torch.float32), model=listed, recorder=RerunRecorder())
     steps = record_steps(parts)
     steps.mixed._most_tokens = 0.0
     return StepRunner(parts, GraphForward(parts, steps, steps), sent), steps.decodes._recordings
