@@ -5,7 +5,6 @@ difference between them: a sequence has positions whose KV is not computed yet, 
 """
 
 from collections import Counter
-from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -40,31 +39,44 @@ class Preemption(NamedTuple):
     lacks: str
 
 
-@dataclass(slots=True)
 class StepPlan:
     """Made empty, filled by `fill`, and then a batch."""
 
-    _limits: Limits
-    _pool: BlockPool
-    _roster: Roster
-    _mixed: MixedSteps | None = None
-    budget: int = 0
-    sequences: list[Sequence] = field(default_factory=list)
-    chunks: list[Chunk] = field(default_factory=list)
-    """One for each of the sequences."""
-    copies: list[tuple[int, int]] = field(default_factory=list)
-    preemptions: tuple[Preemption, ...] = ()
-    lacks: str = ""
-    """What there is too little of for the first in order to come in; nothing if nobody waits."""
-    is_shared: bool = False
-    """Several tenants have work, or had some lately: it is shorter than others."""
-    _shares: Shares | None = None
-    """What each tenant may have of it; None if one has all of it."""
-    is_batch_lane: bool = False
-    """It has batch sequences alone: no interactive one runs or waits."""
+    __slots__ = (
+        "_limits",
+        "_mixed",
+        "_pool",
+        "_roster",
+        "_shares",
+        "budget",
+        "chunks",
+        "copies",
+        "is_batch_lane",
+        "is_shared",
+        "lacks",
+        "preemptions",
+        "sequences",
+    )
 
-    def __post_init__(self) -> None:
-        self.budget = self._limits.max_batch_tokens
+    def __init__(self, limits: Limits, pool: BlockPool, roster: Roster, mixed: MixedSteps | None = None) -> None:
+        self._limits = limits
+        self._mixed = mixed
+        self._pool = pool
+        self._roster = roster
+        self.budget = limits.max_batch_tokens
+        self.sequences: list[Sequence] = []
+        self.chunks: list[Chunk] = []
+        """One for each of the sequences."""
+        self.copies: list[tuple[int, int]] = []
+        self.preemptions: tuple[Preemption, ...] = ()
+        self.lacks = ""
+        """What there is too little of for the first in order to come in; nothing if nobody waits."""
+        self.is_shared = False
+        """Several tenants have work, or had some lately: it is shorter than others."""
+        self._shares: Shares | None = None
+        """What each tenant may have of it; None if one has all of it."""
+        self.is_batch_lane = False
+        """It has batch sequences alone: no interactive one runs or waits."""
 
     def fill(self) -> None:
         """Prompts in progress come before admission, so no sequence is admitted before all of them are launched to their
