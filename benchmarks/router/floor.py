@@ -137,7 +137,7 @@ async def main(options: argparse.Namespace) -> None:
             started.append(proxy)
             await ready(port, proxy)
             running = {"direct": (0, first), "nginx": (proxy.pid, port)}
-            for name, (command, own) in contenders([first, second], folder, options.other_python).items():
+            for name, (command, own) in contenders([first, second], folder, [], options.other_python).items():
                 log = (folder / f"{name}.log").open("wb")
                 process = subprocess.Popen(
                     [*pinned(0), *command], stdout=log, stderr=log, start_new_session=True, env=environment
