@@ -35,10 +35,10 @@ from penstock.console.show import print_table
 from penstock.runtime.core.features import Features, StepTime
 from penstock.runtime.sizing import Sizing
 from penstock.tools.cost.cost import Cost
-from penstock.tools.cost.fitting import fit_steps, slowdowns_along
-from penstock.tools.cost.profile import Profile
-from penstock.tools.cost.replay import Replay, as_taken
-from penstock.tools.cost.slowdown import Slowdown
+from penstock.tools.cost.measured.fitting import fit_steps, slowdowns_along
+from penstock.tools.cost.measured.profile import Profile
+from penstock.tools.cost.measured.replay import Replay, as_taken
+from penstock.tools.cost.measured.slowdown import Slowdown
 from penstock.tools.measure.accuracy import (
     NUM_DRAWS,
     AccuracyComparison,

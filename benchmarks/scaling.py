@@ -23,9 +23,9 @@ from penstock.metrics.summary import Slo
 from penstock.runtime.core.request import Request
 from penstock.runtime.models import catalog
 from penstock.runtime.sizing import Memory, size_engine
+from penstock.service.cluster.scaling import Scaling
 from penstock.tools.cost.hardware import find
 from penstock.tools.cost.roofline import Roofline
-from penstock.tools.sim.scaling import Scaling
 from penstock.tools.sim.simulation import Fleet, simulate
 from penstock.tools.workload.arrivals import AtOnce
 from penstock.tools.workload.lengths import Uniform

@@ -8,7 +8,7 @@ bf16 on an H100:
     calm, busy, full    one replica at rising rates; the last keeps 256 sequences running, and others waiting
     fleet               64 replicas behind least-pending at 640 requests a second; prompts are made as they are asked for
 
-Each is run with runs foretold and, but for the fleet, step by step; the two must agree to the last digit. Medians are told,
+Each is run with runs predicted and, but for the fleet, step by step; the two must agree to the last digit. Medians are told,
 and recorded as JSON. Processor time is that of this process: a busy machine inflates it less than the wall's.
 """
 

@@ -25,13 +25,13 @@ from benchmarks.accuracy import Bench, Found, Piece, profile_of
 from penstock.assembly.engine import load, make_engine, size
 from penstock.config import EngineConfig, configure
 from penstock.console.show import print_table
-from penstock.tools.cost.fitting import slowdowns_along
-from penstock.tools.cost.profile import Profile
+from penstock.tools.cost.measured.fitting import slowdowns_along
+from penstock.tools.cost.measured.profile import Profile
 from penstock.tools.measure.accuracy import Measurement, figures_of, predict
 from penstock.tools.measure.calibration import Calibration, CalibrationPieces, StepRecorder
 from penstock.tools.measure.live import Disturbance
 from penstock.tools.measure.profiles import fleet_of
-from penstock.tools.planner.check import CheckRow, check
+from penstock.tools.planner.verify.check import CheckRow, check
 from penstock.tools.workload.arrivals import Constant, Gamma, Poisson
 from penstock.tools.workload.lengths import LogNormal, Uniform
 from penstock.tools.workload.workload import Conversation, Recipe, SharedPrefix, Workload

@@ -45,7 +45,7 @@ import pytest
 from hypothesis import Phase, settings
 
 ROOT = Path(__file__).parent.parent
-TARGETS = ("blocks", "order", "roster", "plan", "flights", "deadlines", "sequence", "scheduler")
+TARGETS = ("blocks", "queue/order", "queue/roster", "plan", "flights", "queue/deadlines", "sequence", "scheduler")
 CORE_TESTS = (
     *(f"tests/core/test_{name}.py" for name in ("blocks", "books", "pins", "leaving", "states", "drafts", "results")),
     *(f"tests/core/test_{name}.py" for name in ("choices", "roster", "flights", "deadlines", "plan", "adopted")),
@@ -346,7 +346,7 @@ class Campaign:
         os.dup2(silence, 2)
         resource.setrlimit(resource.RLIMIT_AS, (MAX_BYTES, MAX_BYTES))
         if mutant is not None:
-            graft(import_module(f"penstock.runtime.core.{mutant.target}"), mutant.compile())
+            graft(import_module(f"penstock.runtime.core.{mutant.target.replace('/', '.')}"), mutant.compile())
         items = sorted(session.items, key=lambda item: -self.kills.get(item.nodeid, 0))
         for item, following in zip(items, [*items[1:], None]):
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)

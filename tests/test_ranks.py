@@ -18,7 +18,7 @@ from penstock.config import configure
 from penstock.errors import ConfigError
 from penstock.offline.llm import Prompt
 from penstock.runtime.execution.device import CudaDevice
-from penstock.runtime.execution.parallel.processes import SILENT_S
+from penstock.runtime.execution.parallel.machine.processes import SILENT_S
 from tests.real import DEFAULT, GEMMA, model_path
 from tests.server.serving import Server, serving
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from penstock.config import configure
 from penstock.errors import ConfigError
-from penstock.runtime.core.batching import CONTINUOUS, STATIC, dynamic
+from penstock.runtime.core.queue.batching import CONTINUOUS, STATIC, dynamic
 from penstock.runtime.models.spec import GQA, GatedMLP, Layer, ModelSpec, Norm
 from penstock.runtime.sizing import (
     MAX_BATCH_TOKENS,

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from penstock import LLM, SamplingParams
-from penstock.assembly.speculation.training import head_config, head_shape, trial_drafter
 from penstock.config import configure
 from penstock.errors import ConfigError
+from penstock.offline.training import head_config, head_shape, trial_drafter
 from penstock.runtime.core.request import Request
 from penstock.runtime.draft.step_cost import StepCost
 from penstock.runtime.draft.trial import try_drafts

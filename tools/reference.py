@@ -22,7 +22,7 @@ from penstock.service.router.meters import RouterMeters
 from penstock.service.server.app import ROUTES
 from penstock.service.server.http.admission import Admission
 from penstock.service.server.http.faults import ErrorKind
-from penstock.service.server.http.meters import Meters
+from penstock.service.server.telemetry.meters import Meters
 
 
 def flags() -> str:

@@ -19,7 +19,7 @@ import torch
 from torch.nn import functional
 
 from penstock.runtime.ops.cpu import library as native
-from penstock.runtime.ops.packed import GROUP, Grouped, pack
+from penstock.runtime.ops.quantized.packed import GROUP, Grouped, pack
 
 SHAPES = ((960, 576), (576, 576), (3072, 576), (576, 1536))
 NUM_LAYERS = 30

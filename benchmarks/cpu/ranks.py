@@ -59,7 +59,7 @@ def _by_turns(model: str, dtype: str, num_turns: int) -> dict[str, Any]:
 
 
 def exchanges(asked: argparse.Namespace) -> list[dict[str, Any]]:
-    words = [sys.executable, "-m", "penstock.runtime.execution.parallel.timing", "cpu"]
+    words = [sys.executable, "-m", "penstock.runtime.execution.parallel.machine.timing", "cpu"]
     lines = subprocess.run(words, stdout=subprocess.PIPE, check=True, text=True).stdout.splitlines()
     found = [json.loads(line) for line in lines]
     return [

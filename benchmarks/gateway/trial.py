@@ -30,7 +30,7 @@ from typing import Any
 
 import httpx
 
-from penstock.assembly.gateway import open_gateway_database
+from penstock.assembly.fleet.gateway import open_gateway_database
 from penstock.service.gateway.accounts.budgets import budgets
 from penstock.service.gateway.keys import create_key
 from penstock.service.gateway.settings import read_settings

@@ -11,6 +11,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import astuple
 from itertools import pairwise, product
 
 import torch
@@ -101,7 +102,8 @@ def main() -> None:
     if options.step:
         time_steps(options.model, options.sequences, options.context)
         return
-    from penstock.runtime.ops.triton.kinds.latent import LatentCut, attend_latents, cut_of
+    from penstock.runtime.ops.triton.host.tile_table import TileConfig
+    from penstock.runtime.ops.triton.kinds.latent import attend_latents, tiles_for
 
     device = torch.device("cuda")
     spec = catalog.find(options.model).layers[0].attention
@@ -115,15 +117,17 @@ def main() -> None:
     copied = torch.empty_like(held)
     floor_s = seconds(lambda: copied.copy_(held)) / 2  # a copy reads and writes; attention reads
     print(f"{options.model}: {held.nbytes / 1e6:.0f} MB of latents, floor {floor_s * 1e6:.1f} us")
-    chosen = cut_of(options.sequences * -(-spec.num_heads // 64), min(spec.num_heads, 64), q)
-    ways = [LatentCut(*each) for each in product((32, 64), (4, 8), (2, 3, 4), (4, 8, 16))]
-    for cut in dict.fromkeys((chosen, *ways)):
+    chosen = tiles_for(options.sequences * -(-spec.num_heads // 64), min(spec.num_heads, 64), q)
+    ways = [TileConfig(1, *each) for each in product((32, 64), (4, 8), (2, 3, 4), (4, 8, 16))]
+    for config in dict.fromkeys((chosen, *ways)):
         try:
-            took_s = seconds(lambda cut=cut: attend_latents(q, LatentCache(held), layout, spec, cut))  # type: ignore[misc]
+            took_s = seconds(lambda config=config: attend_latents(q, LatentCache(held), layout, spec, config))  # type: ignore[misc]
         except Exception as error:  # more shared memory than there is
-            print(f"{tuple(cut)}: {type(error).__name__}")
+            print(f"{astuple(config)}: {type(error).__name__}")
             continue
-        print(f"{tuple(cut)}: {took_s * 1e6:.1f} us, {took_s / floor_s:.2f}x{' (chosen)' if cut == chosen else ''}")
+        print(
+            f"{astuple(config)}: {took_s * 1e6:.1f} us, {took_s / floor_s:.2f}x{' (chosen)' if config == chosen else ''}"
+        )
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from benchmarks.gpu.candidates import NUM_SETS, Case, Check, Place, relative_error, run
-from penstock.runtime.ops.packed import GROUP, Grouped, PackedWords, arrange
+from penstock.runtime.ops.quantized.packed import GROUP, Grouped, PackedWords, arrange
 
 SHAPES = {"qkv": (6144, 4096), "out": (4096, 4096), "gate_up": (28672, 4096), "down": (4096, 14336)}
 ROWS = (1, 8, 32, 64, 128)
@@ -105,7 +105,7 @@ def report(cases: Sequence[Case], times: Sequence[float]) -> None:
 
 
 def check(place: Place) -> list[Check]:
-    from penstock.runtime.ops.packed import embed_packed, gated_linear_packed, linear_packed, scores_packed
+    from penstock.runtime.ops.quantized.packed import embed_packed, gated_linear_packed, linear_packed, scores_packed
 
     checks: list[Check] = []
     shape = (place.size(4096, 64), place.size(14336, 512))

@@ -23,7 +23,7 @@ class Matrix:
     """One shape's matrix in both forms; as many of them as keep each other out of the cache."""
 
     def __init__(self, place: Place, shape: tuple[int, int]) -> None:
-        from penstock.runtime.ops.fp8 import round_rows
+        from penstock.runtime.ops.quantized.fp8 import round_rows
 
         num_out, size = (place.size(shape[0], 32), place.size(shape[1], 64))
         generator = torch.Generator(place.device).manual_seed(0)
@@ -57,13 +57,13 @@ def _library(matrix: Matrix, rows: list[Any], number: int) -> Tensor:
 
 
 def _scaled(matrix: Matrix, rows: list[Any], number: int) -> Tensor:
-    from penstock.runtime.ops.fp8 import multiply_fp8
+    from penstock.runtime.ops.quantized.fp8 import multiply_fp8
 
     return multiply_fp8(*rows[number], matrix.rounded[number], None, matrix.place.dtype)
 
 
 def _rounded(matrix: Matrix, rows: list[Tensor], number: int) -> Tensor:
-    from penstock.runtime.ops.fp8 import multiply_fp8, round_rows
+    from penstock.runtime.ops.quantized.fp8 import multiply_fp8, round_rows
 
     return multiply_fp8(*round_rows(rows[number]), matrix.rounded[number], None, matrix.place.dtype)
 
@@ -73,7 +73,7 @@ def _plain(matrix: Matrix, rows: list[Tensor], number: int) -> Tensor:
 
 
 def build(place: Place) -> list[Case]:
-    from penstock.runtime.ops.fp8 import round_gated, round_normed, round_rows
+    from penstock.runtime.ops.quantized.fp8 import round_gated, round_normed, round_rows
 
     cases = []
     for name, shape in SHAPES.items():
@@ -105,7 +105,7 @@ def build(place: Place) -> list[Case]:
 
 
 def check(place: Place) -> list[Check]:
-    from penstock.runtime.ops.fp8 import Fp8, multiply_fp8, round_rows
+    from penstock.runtime.ops.quantized.fp8 import Fp8, multiply_fp8, round_rows
 
     matrix = Matrix(place, SHAPES["down"])
     weight = matrix.rounded[0]

@@ -3,7 +3,7 @@
     python -m benchmarks.gpu.tune_lora [--tokens 64] [--only WORD] [--profile] [--dry]
 
 Each figure is microseconds beyond the product alone (of gate and up: the product and the gate), product by product, then their
-sum: over 1, 8 and 32 adapters. `aside` shrinks on another stream while the product is computed. What each cut makes is compared
+sum: over 1, 8 and 32 adapters. Shrinking goes on beside the product, on another stream. What each cut makes is compared
 with the definition first. Kernels are compiled by processes side by side before anything is timed.
 """
 
@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -25,7 +26,7 @@ from penstock.runtime.ops.activation import gate
 from penstock.runtime.ops.grouped import lora as definition
 from penstock.runtime.ops.grouped.lora import LoraBank, add_lora, add_lora_gated, tile_tokens
 from penstock.runtime.ops.triton.grouped import lora
-from penstock.runtime.ops.triton.grouped.lora import LoraCut
+from penstock.runtime.ops.triton.host.tile_table import ACTIVE, ANY, H200, TileConfig, TileRow, tiles_of, use_device
 
 SITES = {
     "qkv": ((4096, 1024, 1024), 4096),
@@ -39,27 +40,34 @@ AIMS = {1: 23.0, 8: 31.0, 32: 37.0}
 ADAPTERS = tuple(AIMS)
 TOLERANCE = 0.02
 COMPILERS = 14
-NOW, AS_TILED = LoraCut(), definition.TILES
-APART = NOW._replace(is_summed=False)
-WIDE = {"rows": 256, "gated_rows": 256}
-NARROW = {"rows": 64, "gated_rows": 64}
-CUTS = {
-    "first turn": NOW,
-    "as it is": NOW,
-    "after the product": APART._replace(is_aside=False),
-    "sums apart": APART,
-    "splits 16": NOW._replace(splits=16),
-    "splits 4": NOW._replace(splits=4),
-    "splits 4, stages 3": NOW._replace(splits=4, stages=3),
-    "stages 1": NOW._replace(stages=1),
-    "stages 3": NOW._replace(stages=3),
-    "block 128": NOW._replace(block=128),
-    "rows 64 warps 2": NOW._replace(**NARROW, expand_warps=2, gated_warps=2),
-    "rows 128 warps 2": NOW._replace(expand_warps=2, gated_warps=2),
-    "rows 256": NOW._replace(**WIDE),
-    "rows 256 warps 8": NOW._replace(**WIDE, expand_warps=8, gated_warps=8),
-    "rows 256 splits 16": NOW._replace(**WIDE, splits=16),
+SHRINK, EXPANDS = "adapters shrink", ("adapters expand", "adapters expand gated")
+AS_TILED = definition.TILES
+
+
+def shrinking(**changes: int) -> dict[str, TileConfig]:
+    return {SHRINK: replace(H200[SHRINK][0].config, **changes)}
+
+
+def expanding(**changes: int) -> dict[str, TileConfig]:
+    return {family: replace(H200[family][0].config, **changes) for family in EXPANDS}
+
+
+CUTS: dict[str, dict[str, TileConfig]] = {
+    "first turn": {},
+    "as it is": {},
+    "splits 16": shrinking(splits=16),
+    "splits 4": shrinking(splits=4),
+    "splits 4, stages 3": shrinking(splits=4, stages=3),
+    "stages 1": shrinking(stages=1),
+    "stages 3": shrinking(stages=3),
+    "block 128": shrinking(block=128),
+    "rows 64 warps 2": expanding(rows=64, warps=2),
+    "rows 128 warps 2": expanding(warps=2),
+    "rows 256": expanding(rows=256),
+    "rows 256 warps 8": expanding(rows=256, warps=8),
+    "rows 256 splits 16": expanding(rows=256) | shrinking(splits=16),
 }
+"""By family, what differs from the table, for tiles of fewer than 64 tokens."""
 TILES = {"tiles 8": ((512, 8),), "tiles 32": ((512, 32),)}
 """Cuts of tokens instead."""
 
@@ -186,7 +194,11 @@ class Bench:
 
 
 def choose(name: str) -> None:
-    lora.CUT, definition.TILES = CUTS.get(name, NOW), TILES.get(name, AS_TILED)
+    definition.TILES = TILES.get(name, AS_TILED)
+    use_device("")
+    for family, config in CUTS.get(name, {}).items():
+        ACTIVE[family] = (TileRow(config, num_rows=(0, 63), value_bytes=ANY), *H200[family])
+    tiles_of.cache_clear()
 
 
 def compile_cuts(tokens: int, names: list[str]) -> None:

@@ -11,6 +11,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from penstock.assembly.drafting import (
+    Drafting,
+    check_files,
+    draft_bytes,
+    draft_config,
+    make_drafter,
+    make_head_drafter,
+)
 from penstock.assembly.kernels import compiled_meanwhile
 from penstock.assembly.parallel.ranks import (
     RankGroup,
@@ -21,20 +29,12 @@ from penstock.assembly.parallel.ranks import (
     ranks_of,
 )
 from penstock.assembly.peers import PeerSettings, make_peers
-from penstock.assembly.speculation.drafting import (
-    Drafting,
-    check_files,
-    draft_bytes,
-    draft_config,
-    make_drafter,
-    make_head_drafter,
-)
 from penstock.assembly.tiers import format_of, make_tiers
 from penstock.config import HEADS, EngineConfig, bound_of
 from penstock.errors import ConfigError
 from penstock.runtime.core.features import StepTime
 from penstock.runtime.core.runner import RunnerShape
-from penstock.runtime.draft.table import make_speculator
+from penstock.runtime.draft.drafters.table import make_speculator
 from penstock.runtime.engine.engine import Engine
 from penstock.runtime.engine.grammar_state import GrammarState
 from penstock.runtime.execution.adapters.adapt import adapt
@@ -61,7 +61,7 @@ from penstock.runtime.models.kinds.forgetting import bounded
 from penstock.runtime.models.ranks import RankPlace
 from penstock.runtime.models.sharding import ModelShard, shard_model
 from penstock.runtime.models.spec import GQA, ModelSpec
-from penstock.runtime.ops.packed import TILE
+from penstock.runtime.ops.quantized.packed import TILE
 from penstock.runtime.sizing import (
     GIB,
     SERVED_STEP_S,
@@ -414,8 +414,9 @@ def _can_be_native(config: EngineConfig) -> bool:
 def _check_invariance(config: EngineConfig) -> None:
     if config.model.invariant:
         raise ConfigError(
-            "--invariant is kept by native steps alone: quantized models of a plain architecture, on a CPU, with the library "
-            f"built, blocks of a multiple of {TILE} and neither --dtype nor --weights given; change that or leave it out"
+            "--invariant is kept by native steps of one process alone: no ranks, a quantized model of a plain architecture, "
+            f"on a CPU, with the library built, blocks of a multiple of {TILE}, neither --dtype nor --weights given; "
+            "change that or leave it out"
         )
 
 

@@ -22,7 +22,7 @@ from penstock.runtime.core.batch import Batch, StepOutput
 from penstock.runtime.core.features import StepTime
 from penstock.runtime.core.runner import Masks, Runner
 from penstock.runtime.core.scheduler import Scheduler
-from penstock.runtime.draft.table import make_speculator
+from penstock.runtime.draft.drafters.table import make_speculator
 from penstock.runtime.engine.engine import Engine
 from penstock.runtime.engine.explain import explain_steps
 from penstock.runtime.engine.grammar_state import GrammarState

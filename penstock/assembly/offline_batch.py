@@ -19,8 +19,8 @@ from penstock.errors import ConfigError
 from penstock.runtime.engine.client import EngineClient
 from penstock.runtime.engine.spawn import Spawned
 from penstock.service.config import ServerConfig
+from penstock.service.server.calls.generation import Caller
 from penstock.service.server.front import Front
-from penstock.service.server.generation import Caller
 from penstock.service.server.http.faults import ApiError
 from penstock.service.server.jobs.lines import BatchLine, answer_line, check_lines, failed_line, lines_of, read_line
 from penstock.service.server.jobs.runner import OVERBOOKED, answer_request

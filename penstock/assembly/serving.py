@@ -34,12 +34,12 @@ from penstock.service.server.adapters.table import AdapterTable
 from penstock.service.server.app import make_app
 from penstock.service.server.front import Front
 from penstock.service.server.http.connection import Connection
-from penstock.service.server.http.record import TraceRecorder
-from penstock.service.server.http.trace import SpanTracer
 from penstock.service.server.jobs.runner import BatchRunner
 from penstock.service.server.jobs.service import Jobs, keep_house
 from penstock.service.server.responses.routes import make_responses, resume_background
 from penstock.service.server.served import ServedModel, ServedModels
+from penstock.service.server.telemetry.record import TraceRecorder
+from penstock.service.server.telemetry.trace import SpanTracer
 from penstock.service.server.text import Text
 from penstock.service.server.threads import on_daemon_thread
 from penstock.service.store import bills, jobs, responses

@@ -25,7 +25,7 @@ from penstock.tools.workload.lengths import Uniform
 from penstock.tools.workload.workload import Recipe
 
 if TYPE_CHECKING:
-    from penstock.tools.cost.profile import Profile
+    from penstock.tools.cost.measured.profile import Profile
     from penstock.tools.measure.accuracy import AccuracyComparison
 
 LOG_FACTS = ("model", "vocab_size", "depth", "sizing", "machine", "versions", "config")
@@ -88,8 +88,8 @@ def default_path(profile: "Profile", suffix: str) -> Path:
 
 def profile_of_log(path: Path) -> "Profile":
     """A profile of a live server, from the steps it logged."""
-    from penstock.tools.cost.fitting import fit_steps
-    from penstock.tools.cost.profile import Profile, read_steps
+    from penstock.tools.cost.measured.fitting import fit_steps
+    from penstock.tools.cost.measured.profile import Profile, read_steps
 
     header, steps = read_steps(read_text(path), str(path))
     missing = [name for name in LOG_FACTS if name not in header]
@@ -104,8 +104,8 @@ def profile_of_log(path: Path) -> "Profile":
 def _measured(config: Config) -> "Profile":
     """Torch is imported here and not before."""
     from penstock.assembly.engine import load, make_engine, size
-    from penstock.tools.cost.fitting import fit_steps
-    from penstock.tools.cost.profile import Profile
+    from penstock.tools.cost.measured.fitting import fit_steps
+    from penstock.tools.cost.measured.profile import Profile
     from penstock.tools.measure.profiles import Measuring
 
     facts = machine_facts()
@@ -141,7 +141,7 @@ def _measured(config: Config) -> "Profile":
 
 def back_test(profile: "Profile", config: Config, calibration: Calibration) -> "AccuracyComparison":
     """Some seconds of chats that come at random, served and simulated: by a machine as fast and as even as it was meanwhile."""
-    from penstock.tools.cost.fitting import slowdowns_along
+    from penstock.tools.cost.measured.fitting import slowdowns_along
     from penstock.tools.measure.accuracy import AccuracyComparison, MeasuredRun, measure, predict
     from penstock.tools.measure.profiles import fleet_of
 

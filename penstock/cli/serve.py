@@ -79,8 +79,8 @@ def warn_of_shown_keys(arguments: Sequence[str]) -> None:
     for name, variable in KEY_VARIABLES.items():
         flag = f"--{name.replace('_', '-')}"
         if any(word == flag or word.startswith(flag + "=") for word in arguments):
-            told = f"{flag} shows its key to everybody who lists processes; put it into {variable}"
-            print(f"penstock: {told}", file=sys.stderr)
+            warning = f"{flag} shows its key to everybody who lists processes; put it into {variable}"
+            print(f"penstock: {warning}", file=sys.stderr)
 
 
 def run(config: Config) -> int:
@@ -178,7 +178,7 @@ def run_pool(config: Config) -> int:
 
 def run_replicas(config: Config) -> int:
     """A router here, and the servers behind it as processes: only the router is seen from outside."""
-    from penstock.assembly.routing import Routing, route
+    from penstock.assembly.fleet.routing import Routing, route
     from penstock.assembly.text import fetch
     from penstock.console.args import arguments_of
 
@@ -202,7 +202,7 @@ def run_replicas(config: Config) -> int:
             own = replace(own, data_dir=folder)
         fair = replace(config, replicas=1, tuned=False, server=own, scheduler=config.engine.scheduler)
         words = arguments_of(fair)
-        commands.append((sys.executable, "-m", "penstock.service.cluster.server_process", "serve", *words))
+        commands.append((sys.executable, "-m", "penstock.cli.fleet.server_process", "serve", *words))
     shared = {one.name: getattr(outer, one.name) for one in fields(ListenerConfig)}
     listen = ListenConfig(**shared | {"api_key": outer.keys})
     key = secrets.token_urlsafe(24)

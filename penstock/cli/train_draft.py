@@ -31,7 +31,7 @@ DEPTH = 3
 class Config(Checked):
     """Train a drafter for a model on the model's own answers, and tell how often its guesses come true.
 
-    Paragraphs of the text are prompts. The model answers them; its hidden states are recorded; heads learn to foretell them.
+    Paragraphs of the text are prompts. The model answers them; its hidden states are recorded; heads learn to predict them.
     One answer in ten is held out for the figures. Serve the result with --speculate KIND:DIR.
     """
 
@@ -67,7 +67,7 @@ def run(config: Config) -> int:
     is_kept = config.examples is not None and config.examples.exists()
     if len(prompts) + num_asked < LEAST_PROMPTS and not is_kept:
         raise ConfigError(f"the text has {len(prompts)} paragraphs; give at least {LEAST_PROMPTS}, or asked={ASKED}")
-    from penstock.assembly.speculation.training import train_heads
+    from penstock.offline.training import train_heads
     from penstock.runtime.train.folder import make_folder
 
     make_folder(config.out)
@@ -137,7 +137,7 @@ def answer(llm: "LLM", prompts: Sequence[str], config: Config) -> "list[Transcri
 
 def _examples(llm: "LLM", prompts: list[str], num_asked: int, config: Config) -> "list[Example]":
     """Answers with the states they were given in: from the file of an earlier run, or new ones, kept there if one is named."""
-    from penstock.assembly.speculation.training import listen
+    from penstock.offline.training import listen
     from penstock.runtime.train.examples import read_examples, write_examples
 
     if config.examples is not None and config.examples.exists():

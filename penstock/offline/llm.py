@@ -241,8 +241,7 @@ class LLM:
         template = self.files.chat_template
         if template is None:
             raise ConfigError(f"{self.files.name} has no chat template: it completes text but was not made to chat")
-        messages, given = template.conversation(messages, tools)
-        return tokenize_chat(template, self.files.tokenizer, messages, add_generation_prompt=True, **given)
+        return tokenize_chat(template, self.files.tokenizer, messages, tools=tools or None, add_generation_prompt=True)
 
     def beam_search(
         self, prompt: Prompt, width: int, max_tokens: int, length_penalty: float = 1.0, *, adapter: str = ""

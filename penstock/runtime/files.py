@@ -20,7 +20,7 @@ from penstock.runtime.formats.open import open_checkpoint
 from penstock.runtime.formats.quants import dequantize
 from penstock.runtime.formats.store import Progress
 from penstock.runtime.models import catalog
-from penstock.runtime.models.positions import FACTOR_TENSORS
+from penstock.runtime.models.reading.positions import FACTOR_TENSORS
 from penstock.runtime.models.registry import RegisteredModel, read_config, read_gguf
 from penstock.runtime.models.spec import ModelSpec
 from penstock.runtime.text.tokenizer.tokenizer import Tokenizer, read_json
@@ -28,8 +28,6 @@ from penstock.runtime.text.tokenizer.tokenizer import Tokenizer, read_json
 if TYPE_CHECKING:
     from penstock.runtime.text.template.chat import ChatTemplate
 
-DUMMY = "dummy:"
-"""Prefix of a model from the catalog with made-up weights and no words, for benchmarks."""
 FINGERPRINT_BYTES = 1024
 """Of each tensor: its values differ there between any two models."""
 
@@ -127,7 +125,7 @@ def open_files(source: str, cache: Path | None = None, progress: Progress | None
 
 def dummy_spec(source: str) -> ModelSpec | None:
     """The shape asked for by `dummy:NAME`; None if `source` asks for a real model."""
-    return catalog.find(source.removeprefix(DUMMY)) if source.startswith(DUMMY) else None
+    return catalog.find(source) if source.startswith(catalog.DUMMY) else None
 
 
 def no_words(source: str) -> ConfigError:

@@ -6,10 +6,10 @@ from typing import Literal, NamedTuple, TypeVar
 from penstock.amounts import format_bytes
 from penstock.config import EngineConfig, bytes_of
 from penstock.errors import ConfigError
-from penstock.runtime.core.batching import CONTINUOUS, STATIC, MixedSteps, dynamic
 from penstock.runtime.core.kinds.groups import PLAIN, BlockGroup, CacheGroups
 from penstock.runtime.core.limits import Limits, StepSize
-from penstock.runtime.core.order import ORDERS, Lanes
+from penstock.runtime.core.queue.batching import CONTINUOUS, STATIC, MixedSteps, dynamic
+from penstock.runtime.core.queue.order import ORDERS, Lanes
 from penstock.runtime.core.scheduler import Scheduler
 from penstock.runtime.models.spec import ModelSpec
 

@@ -7,9 +7,9 @@ import pytest
 from penstock.runtime.engine.engine import Engine
 from penstock.runtime.engine.scripted import ScriptedRunner
 from penstock.runtime.sizing import make_scheduler
-from penstock.tools.cost.measured import MeasuredCost
-from penstock.tools.cost.replay import Replay
-from penstock.tools.cost.slowdown import Slowdown
+from penstock.tools.cost.measured.ramps import MeasuredCost
+from penstock.tools.cost.measured.replay import Replay
+from penstock.tools.cost.measured.slowdown import Slowdown
 from penstock.tools.measure import live
 from penstock.tools.measure.accuracy import AccuracyComparison, MeasuredRun, Measurement, figures_of, measure, predict
 from penstock.tools.workload.arrivals import Constant

@@ -10,8 +10,9 @@ from typing import Any, Literal, get_args, get_type_hints
 import pytest
 
 from penstock import config as engine_configs
-from penstock.cli import generate, serve
+from penstock.cli import serve
 from penstock.cli.main import COMMANDS
+from penstock.cli.talk import generate
 from penstock.console.args import arguments_of, build, parse
 from penstock.console.flags import by_tables, flags_of
 from penstock.console.help import command_help

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from penstock import LLM, SamplingParams
-from penstock.cli import chat, loading
+from penstock.cli import loading
 from penstock.cli.main import main
-from penstock.cli.sampling import SamplingConfig
+from penstock.cli.talk import chat
+from penstock.cli.talk.sampling import SamplingConfig
 from tests.offline import write_chat_model
 
 GREEDY = ["--temperature", "0", "--max-tokens", "8"]
@@ -32,8 +33,8 @@ def llm(path: str) -> LLM:
 def opened(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> LLM:
     """Commands take this model instead of loading their own."""
     monkeypatch.setattr(LLM, "close", lambda self: None)
-    monkeypatch.setattr("penstock.cli.generate.open_llm", lambda config: llm)
-    monkeypatch.setattr("penstock.cli.chat.open_llm", lambda config: llm)
+    monkeypatch.setattr("penstock.cli.talk.generate.open_llm", lambda config: llm)
+    monkeypatch.setattr("penstock.cli.talk.chat.open_llm", lambda config: llm)
     monkeypatch.setattr("penstock.cli.evaluate.command.open_llm", lambda config: llm)
     return llm
 

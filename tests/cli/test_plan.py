@@ -8,6 +8,7 @@ import pytest
 
 from penstock.cli import serve
 from penstock.cli.main import main
+from penstock.cli.model.show_model import describe as shown
 from penstock.cli.plan.command import demand_of
 from penstock.cli.plan.config import ExpectedLoad, PlanGoal
 from penstock.cli.plan.launch import command, gaps_of, nodes_of, standing
@@ -222,6 +223,14 @@ def test_a_directory_and_a_config_are_models(tmp_path):
     assert by_folder == by_file
     assert by_folder.spec.num_layers == 2
     assert by_folder.source == str(tmp_path)
+
+
+def test_a_shape_that_is_served_without_weights_is_planned_and_shown_by_the_same_name():
+    assert describe("dummy:llama-3.1-8b").spec == describe("llama-3.1-8b").spec
+    assert describe("dummy:llama-3.1-8b").source == "dummy:llama-3.1-8b"
+    assert shown("dummy:llama-3.1-8b") == shown("llama-3.1-8b")
+    with pytest.raises(ConfigError, match="without weights"):
+        parse_source("dummy:llama-3.1-8b")
 
 
 def test_a_model_that_was_fetched_is_planned_by_the_name_it_is_served_by(tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ from penstock.cli.profile import default_path
 from penstock.config import configure
 from penstock.console.files import cache_folder
 from penstock.runtime.core.request import Request, SamplingParams
-from penstock.tools.cost.profile import read_profile
+from penstock.tools.cost.measured.profile import read_profile
 from penstock.tools.measure.this_machine import NAME, find_hardware
 from tests.offline import write_chat_model
 

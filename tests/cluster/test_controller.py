@@ -6,12 +6,12 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from penstock.assembly.cluster import CurveFile
+from penstock.assembly.fleet.cluster import CurveFile
 from penstock.errors import ConfigError
 from penstock.service.cluster.controller import Controller, ReplicaPhase
 from penstock.service.cluster.replica import ServerReport
+from penstock.service.cluster.scaling import ArrivalCurve, Scaler, Scaling, ServedRate
 from penstock.service.router.fleet import LiveReplica
-from penstock.tools.sim.scaling import ArrivalCurve, Scaler, Scaling, ServedRate
 
 STARTING = ServerReport("http://127.0.0.1:1", False, None, 1.0, (), "127.0.0.1", "")
 READY = STARTING._replace(is_ready=True, start_s=4.0, parts=(("begin the process", 1.0), ("load the model", 3.0)))

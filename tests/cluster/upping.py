@@ -42,7 +42,7 @@ class Service:
 
     def server_pids(self) -> list[int]:
         listed = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True).stdout
-        ours = [line for line in listed.splitlines() if "penstock.service.cluster.server_process" in line]
+        ours = [line for line in listed.splitlines() if "penstock.cli.fleet.server_process" in line]
         return [int(line.split()[0]) for line in ours]
 
     def stop(self) -> int:

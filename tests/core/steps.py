@@ -4,8 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.runtime.core.batch import Batch, Chunk, Delta, StepOutput
-from penstock.runtime.core.order import ORDERS
 from penstock.runtime.core.prefix import Holding, Namespace
+from penstock.runtime.core.queue.order import ORDERS
 from penstock.runtime.core.request import Request
 from penstock.runtime.core.scheduler import Scheduler
 from penstock.runtime.core.sequence import Sequence

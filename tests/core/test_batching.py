@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.runtime.core.batching import CONTINUOUS, STATIC, Batching, dynamic
+from penstock.runtime.core.queue.batching import CONTINUOUS, STATIC, Batching, dynamic
 from penstock.runtime.core.scheduler import Scheduler
 from tests.core.steps import output_of, planned, running, step
 from tests.engine.answers import LIMITS, make_request

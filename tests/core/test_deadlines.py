@@ -3,8 +3,8 @@
 from heapq import heapify
 from random import Random
 
-from penstock.runtime.core import deadlines as deadlines_module
-from penstock.runtime.core.deadlines import MAX_IDLE_DEADLINES, Deadlines
+from penstock.runtime.core.queue import deadlines as deadlines_module
+from penstock.runtime.core.queue.deadlines import MAX_IDLE_DEADLINES, Deadlines
 
 
 def test_who_is_late_is_told_once_and_in_order():

@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.runtime.core.batch import Drafted, Finish, FinishReason, Logprob, StepOutput
-from penstock.runtime.core.batching import STATIC
+from penstock.runtime.core.queue.batching import STATIC
 from penstock.runtime.core.scheduler import Scheduler
 from tests.core.steps import add, fill, finish, make_scheduler, output_of, planned, running, step
 from tests.engine.answers import LIMITS

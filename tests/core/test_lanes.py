@@ -5,7 +5,7 @@ import random
 import pytest
 
 from penstock.errors import CapacityError
-from penstock.runtime.core.order import ORDERS, Lanes
+from penstock.runtime.core.queue.order import ORDERS, Lanes
 from penstock.runtime.core.scheduler import Scheduler
 from tests.core.steps import add, output_of, planned
 from tests.engine.answers import LIMITS

@@ -2,8 +2,8 @@
 
 import pytest
 
-from penstock.runtime.core.batching import LONG_PROMPT, MAX_STEPS_WAITING, STRETCH, WAVE, MixedSteps
-from penstock.runtime.core.order import ORDERS
+from penstock.runtime.core.queue.batching import LONG_PROMPT, MAX_STEPS_WAITING, STRETCH, WAVE, MixedSteps
+from penstock.runtime.core.queue.order import ORDERS
 from penstock.runtime.core.scheduler import Scheduler
 from penstock.runtime.engine.engine import Engine
 from penstock.runtime.engine.oracle import OracleRunner

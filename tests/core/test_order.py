@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.runtime.core import order as order_module
-from penstock.runtime.core.order import ORDERS, FairQueue, Queue, by_arrival, by_deadline, by_priority
+from penstock.runtime.core.queue import order as order_module
+from penstock.runtime.core.queue.order import ORDERS, FairQueue, Queue, by_arrival, by_deadline, by_priority
 from tests.core.sequences import make_sequence
 
 SEEDS = st.integers(0, 2**32)

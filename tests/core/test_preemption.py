@@ -5,8 +5,8 @@ from random import Random
 
 import pytest
 
-from penstock.runtime.core.order import ORDERS
 from penstock.runtime.core.plan import StepPlan
+from penstock.runtime.core.queue.order import ORDERS
 from tests.core.steps import add, fill, finish, inside, make_scheduler, output_of, planned, planned_now, running, step
 
 

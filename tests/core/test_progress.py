@@ -7,9 +7,9 @@ import pytest
 
 from penstock.errors import RequestError
 from penstock.runtime.core.batch import Batch
-from penstock.runtime.core.batching import CONTINUOUS, STATIC, dynamic
 from penstock.runtime.core.limits import Limits
-from penstock.runtime.core.order import ORDERS
+from penstock.runtime.core.queue.batching import CONTINUOUS, STATIC, dynamic
+from penstock.runtime.core.queue.order import ORDERS
 from penstock.runtime.core.request import Request
 from penstock.runtime.core.scheduler import Scheduler
 from tests.core.steps import output_of, pin

@@ -2,10 +2,10 @@
 
 import pytest
 
-from penstock.runtime.core.batching import CONTINUOUS, dynamic
 from penstock.runtime.core.blocks import BlockPool
-from penstock.runtime.core.order import Queue, by_arrival
-from penstock.runtime.core.roster import Roster
+from penstock.runtime.core.queue.batching import CONTINUOUS, dynamic
+from penstock.runtime.core.queue.order import Queue, by_arrival
+from penstock.runtime.core.queue.roster import Roster
 from tests.core.sequences import make_sequence
 from tests.engine.answers import LIMITS
 

@@ -6,8 +6,8 @@ import pytest
 
 from penstock.errors import CapacityError, RequestError
 from penstock.runtime.core.batch import Arrival, Chunk, Finish, FinishReason
-from penstock.runtime.core.batching import STATIC
-from penstock.runtime.core.order import ORDERS
+from penstock.runtime.core.queue.batching import STATIC
+from penstock.runtime.core.queue.order import ORDERS
 from penstock.runtime.core.scheduler import Scheduler
 from tests.core.steps import add, finish, inside, make_scheduler, output_of, planned, planned_now, running, step
 from tests.engine.answers import LIMITS, make_request

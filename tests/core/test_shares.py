@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from penstock.runtime.core.order import ORDERS, Lanes
+from penstock.runtime.core.queue.order import ORDERS, Lanes
 from penstock.runtime.core.scheduler import Scheduler
 from penstock.runtime.core.tenants.shares import LINGER_S
 from tests.core.steps import add, finish, output_of, planned

@@ -7,7 +7,7 @@ import pytest
 
 from penstock.runtime.core.batch import Batch
 from penstock.runtime.core.limits import Limits
-from penstock.runtime.core.order import ORDERS
+from penstock.runtime.core.queue.order import ORDERS
 from penstock.runtime.core.request import Request
 from penstock.runtime.core.scheduler import Scheduler
 from tests.core.steps import inside, make_scheduler, output_of, planned, step

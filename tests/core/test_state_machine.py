@@ -22,10 +22,10 @@ from hypothesis.stateful import (
 
 from penstock.errors import CapacityError, RequestError
 from penstock.runtime.core.batch import Batch, FinishReason, StepOutput
-from penstock.runtime.core.batching import CONTINUOUS, STATIC, dynamic
 from penstock.runtime.core.kinds.groups import PLAIN, BlockGroup, CacheGroups
 from penstock.runtime.core.limits import Limits
-from penstock.runtime.core.order import ORDERS
+from penstock.runtime.core.queue.batching import CONTINUOUS, STATIC, dynamic
+from penstock.runtime.core.queue.order import ORDERS
 from penstock.runtime.core.request import Request
 from penstock.runtime.core.scheduler import Scheduler
 from penstock.runtime.core.sequence import Sequence

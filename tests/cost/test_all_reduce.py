@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from penstock.errors import ConfigError
 from penstock.runtime.core.batch import Batch, Chunk
 from penstock.runtime.models.catalog import find as find_model
-from penstock.tools.cost.all_reduce import AllReduce, TimedSum, fitted_line, read_all_reduce
 from penstock.tools.cost.hardware import find
 from penstock.tools.cost.layout import Layout, all_reduce_s, measured_traffic
-from penstock.tools.cost.measured import MeasuredCost, RankedCost
-from penstock.tools.cost.profile import read_profile
+from penstock.tools.cost.measured.all_reduce import AllReduce, TimedSum, fitted_line, read_all_reduce
+from penstock.tools.cost.measured.profile import read_profile
+from penstock.tools.cost.measured.ramps import MeasuredCost, RankedCost
 from penstock.tools.cost.roofline import roofline
 from penstock.tools.measure.profiles import cost_of
 from tests.cost.test_measured import BATCHES, FITTED

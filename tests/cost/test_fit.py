@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.tools.cost.fit import CostRamp, column, errors_of, fit, held_out, non_negative, ramps_of
+from penstock.tools.cost.measured.fit import CostRamp, column, errors_of, fit, held_out, non_negative, ramps_of
 
 
 @settings(max_examples=60, deadline=None)

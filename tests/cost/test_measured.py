@@ -13,11 +13,11 @@ from penstock.errors import ConfigError
 from penstock.runtime.core.batch import Batch, Chunk
 from penstock.runtime.core.features import StepTime, features_of
 from penstock.tools.cost.cost import moved
-from penstock.tools.cost.fit import CostRamp
-from penstock.tools.cost.fitting import fit_steps, slowdowns_along
-from penstock.tools.cost.measured import Fitted, MeasuredCost
-from penstock.tools.cost.slowdown import Slowdown
-from penstock.tools.cost.warmth import Cooling, Warmth
+from penstock.tools.cost.measured.fit import CostRamp
+from penstock.tools.cost.measured.fitting import fit_steps, slowdowns_along
+from penstock.tools.cost.measured.ramps import Fitted, MeasuredCost
+from penstock.tools.cost.measured.slowdown import Slowdown
+from penstock.tools.cost.measured.warmth import Cooling, Warmth
 from penstock.tools.sim.simulation import simulate
 from penstock.tools.workload.arrivals import AtOnce, Constant
 from penstock.tools.workload.lengths import Fixed

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import ConfigError
-from penstock.tools.cost.measured import MeasuredCost
-from penstock.tools.cost.profile import Profile, read_profile
+from penstock.tools.cost.measured.profile import Profile, read_profile
+from penstock.tools.cost.measured.ramps import MeasuredCost
 from tests.cost.test_measured import BATCHES, FITTED
 
 SIZING = {"num_blocks": 64, "block_size": 16}

@@ -9,8 +9,8 @@ from penstock.runtime.engine.engine import Engine
 from penstock.runtime.engine.scripted import ScriptedRunner
 from penstock.runtime.engine.step_log import StepFile
 from penstock.runtime.sizing import make_scheduler
-from penstock.tools.cost.profile import read_steps
-from penstock.tools.cost.replay import Replay, as_taken
+from penstock.tools.cost.measured.profile import read_steps
+from penstock.tools.cost.measured.replay import Replay, as_taken
 from penstock.tools.sim.simulation import simulate
 from penstock.tools.workload.arrivals import AtOnce, Gamma
 from penstock.tools.workload.workload import SharedPrefix, Workload
@@ -57,7 +57,6 @@ def serve_logged(fleet, workload, path, seed):
         first_s = engine.turn_s if first_s is None else first_s
         turn_s = engine.turn_s - first_s
         taken_s.update((request.request_id, turn_s) for request in handed_over)
-    file.close()
     return runner.batches, taken_s
 
 

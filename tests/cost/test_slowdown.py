@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.tools.cost.slowdown import (
+from penstock.tools.cost.measured.slowdown import (
     MAX_PAUSE_S,
     MAX_STRETCHES,
     MIN_SLOWDOWN_S,

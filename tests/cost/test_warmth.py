@@ -5,7 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.tools.cost.warmth import Cooling, Warmth
+from penstock.tools.cost.measured.warmth import Cooling, Warmth
 
 SECONDS = st.floats(0.0, 10.0)
 COOLINGS = st.builds(Cooling, st.floats(0.001, 1.0), st.floats(0.0, 1.0))

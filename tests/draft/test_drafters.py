@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.runtime.draft.drafter import Drafter, View
-from penstock.runtime.draft.ngram import NgramDrafter
-from penstock.runtime.draft.prediction import PredictionDrafter
-from penstock.runtime.draft.suffix import MAX_TENANT_TOKENS, SuffixDrafter
+from penstock.runtime.draft.drafters.ngram import NgramDrafter
+from penstock.runtime.draft.drafters.prediction import PredictionDrafter
+from penstock.runtime.draft.drafters.suffix import MAX_TENANT_TOKENS, SuffixDrafter
 
 DRAFTERS = (NgramDrafter, PredictionDrafter, SuffixDrafter)
 

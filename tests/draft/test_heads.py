@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Sequence
 
 from penstock.runtime.draft.drafter import NO_GUESS, View
+from penstock.runtime.draft.drafters.heads import MAX_ROWS, HeadDrafter
 from penstock.runtime.draft.guess_cost import GuessCost
-from penstock.runtime.draft.heads import MAX_ROWS, HeadDrafter
 
 
 class Counting:

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.runtime.draft.index import END, MAX_MATCH, TokenIndex
+from penstock.runtime.draft.drafters.index import END, MAX_MATCH, TokenIndex
 
 texts = st.lists(st.integers(0, 3), max_size=80)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from penstock.runtime.core.batch import Batch, StepOutput
 from penstock.runtime.core.runner import Masks
 from penstock.runtime.draft.drafter import Drafter, View
-from penstock.runtime.draft.model import PIECE, ModelDrafter
+from penstock.runtime.draft.drafters.model import PIECE, ModelDrafter
 from penstock.runtime.draft.speculator import Speculator
 from penstock.runtime.engine.oracle import OracleRunner
 from tests.engine.answers import LIMITS, VOCAB_SIZE, assert_right, drain, expected_tokens, make_engine
@@ -32,7 +32,7 @@ def make_drafter(
 
 
 def right(tokens: list[int], count: int) -> tuple[int, ...]:
-    from penstock.runtime.draft.model import GREEDY
+    from penstock.runtime.draft.drafters.model import GREEDY
 
     return tuple(expected_tokens(tuple(tokens), GREEDY, 0, count, VOCAB_SIZE))
 

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import pytest
 
 from penstock.runtime.draft.drafter import Guess, View
+from penstock.runtime.draft.drafters.ngram import NgramDrafter
+from penstock.runtime.draft.drafters.suffix import SuffixDrafter
 from penstock.runtime.draft.exploration import MOST_SKIPPED, SHARE
-from penstock.runtime.draft.ngram import NgramDrafter
 from penstock.runtime.draft.speculator import Speculator
-from penstock.runtime.draft.suffix import SuffixDrafter
 
 STEP_S = {1: 1.0, 2: 1.1, 3: 1.15, 4: 1.2, 5: 1.25}
 

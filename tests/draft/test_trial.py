@@ -1,6 +1,6 @@
 """A trial says what an engine would have done with the same text."""
 
-from penstock.runtime.draft.ngram import NgramDrafter
+from penstock.runtime.draft.drafters.ngram import NgramDrafter
 from penstock.runtime.draft.step_cost import StepCost
 from penstock.runtime.draft.trial import try_drafts
 

@@ -7,10 +7,10 @@ from itertools import count
 from typing import Any
 
 from penstock.runtime.core.batch import Delta, Finish, FinishReason, PrefixHit
-from penstock.runtime.core.batching import CONTINUOUS, Batching
 from penstock.runtime.core.kinds.groups import PLAIN, CacheGroups
 from penstock.runtime.core.limits import Limits
-from penstock.runtime.core.order import ORDERS
+from penstock.runtime.core.queue.batching import CONTINUOUS, Batching
+from penstock.runtime.core.queue.order import ORDERS
 from penstock.runtime.core.request import Request, SamplingParams
 from penstock.runtime.core.runner import Runner
 from penstock.runtime.core.scheduler import Scheduler

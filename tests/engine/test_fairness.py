@@ -12,7 +12,7 @@ import pytest
 from penstock.errors import StepInterruptedError
 from penstock.runtime.core.batch import Batch
 from penstock.runtime.core.limits import Limits, StepSize
-from penstock.runtime.core.order import ORDERS, Lanes
+from penstock.runtime.core.queue.order import ORDERS, Lanes
 from penstock.runtime.core.request import Request
 from penstock.runtime.core.runner import Runner, Ticket
 from penstock.runtime.core.scheduler import Scheduler

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.runtime.core.batch import Fault, FinishReason
 from penstock.runtime.core.scheduler import Scheduler
-from penstock.runtime.draft.table import make_speculator
+from penstock.runtime.draft.drafters.table import make_speculator
 from penstock.runtime.engine.engine import Engine
 from penstock.runtime.engine.grammar_state import GrammarState
 from tests.engine.answers import LIMITS, Clock, drain, make_request

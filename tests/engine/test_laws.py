@@ -6,9 +6,9 @@ import pytest
 
 from penstock.runtime.core import blocks
 from penstock.runtime.core.batch import Fault, FinishReason
-from penstock.runtime.core.batching import CONTINUOUS, STATIC, dynamic
 from penstock.runtime.core.kinds.groups import BlockGroup, CacheGroups
-from penstock.runtime.core.order import ORDERS
+from penstock.runtime.core.queue.batching import CONTINUOUS, STATIC, dynamic
+from penstock.runtime.core.queue.order import ORDERS
 from tests.engine.answers import (
     LIMITS,
     VOCAB_SIZE,

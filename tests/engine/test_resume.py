@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import RequestError
-from penstock.runtime.core.batching import CONTINUOUS, STATIC
+from penstock.runtime.core.queue.batching import CONTINUOUS, STATIC
 from tests.engine.answers import LIMITS, expected, make_request, serve
 
 

@@ -11,8 +11,8 @@ from penstock.runtime.core.request import Request
 from penstock.runtime.core.runner import Ticket
 from penstock.runtime.core.scheduler import Scheduler
 from penstock.runtime.draft.drafter import NO_GUESS, Guess, View
+from penstock.runtime.draft.drafters.table import DRAFTERS, make_speculator
 from penstock.runtime.draft.speculator import Speculator
-from penstock.runtime.draft.table import DRAFTERS, make_speculator
 from penstock.runtime.engine.engine import Engine
 from penstock.runtime.engine.grammar_state import StepMasks
 from penstock.runtime.engine.oracle import OracleRunner

@@ -4,7 +4,7 @@ import pytest
 
 from penstock.runtime.core.batch import Batch
 from penstock.runtime.core.limits import StepSize
-from penstock.runtime.core.order import ORDERS
+from penstock.runtime.core.queue.order import ORDERS
 from penstock.runtime.core.runner import Ticket
 from penstock.runtime.core.scheduler import Scheduler
 from penstock.runtime.engine.engine import Engine

@@ -11,8 +11,8 @@ from penstock.runtime.execution.native.load import load_native
 from penstock.runtime.files import open_files
 from penstock.runtime.formats.quants import unpack
 from penstock.runtime.layers.decoder import Decoder
-from penstock.runtime.layers.packed import Int8Linear
-from penstock.runtime.ops.int8 import PackedInt8
+from penstock.runtime.layers.quantized.packed import Int8Linear
+from penstock.runtime.ops.quantized.int8 import PackedInt8
 from penstock.tools.evaluate.activations import RoundedLinear, round_inputs, rounded
 from penstock.tools.quantize.ggml import encode
 from tests.models.ours import Ours

@@ -12,7 +12,7 @@ from penstock.runtime.core.limits import Limits
 from penstock.runtime.core.request import Request, SamplingParams
 from penstock.runtime.core.runner import RunnerShape
 from penstock.runtime.core.scheduler import Scheduler
-from penstock.runtime.draft.table import make_speculator
+from penstock.runtime.draft.drafters.table import make_speculator
 from penstock.runtime.engine.engine import Engine
 from penstock.runtime.execution.choose import make_runner
 from penstock.runtime.execution.load.parameters import dummy_model

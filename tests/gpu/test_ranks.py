@@ -19,7 +19,7 @@ from tests.gpu import machine
 from tests.gpu.checkpoints import EXPERTS, REAL_SHAPE, TINY, write_checkpoint
 from tests.gpu.machine import prompts
 
-PACKAGES = ("msgspec", "zmq", "llguidance", "starlette", "uvicorn")
+PACKAGES = ("msgspec", "zmq", "llguidance", "starlette", "uvicorn", "websockets", "python_multipart")
 """What a server and its ranks talk by; all else here needs torch and triton alone."""
 GREEDY = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
 DRAWN = SamplingParams(seed=5, max_tokens=16, top_p=0.9, frequency_penalty=0.4, ignore_eos=True)

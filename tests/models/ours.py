@@ -15,7 +15,7 @@ from penstock.runtime.formats.quants import dequantize_rows
 from penstock.runtime.layers.decoder import Decoder
 from penstock.runtime.layers.encoder import Encoder
 from penstock.runtime.layers.step import Rotations, Step
-from penstock.runtime.models.positions import FACTOR_TENSORS
+from penstock.runtime.models.reading.positions import FACTOR_TENSORS
 from penstock.runtime.models.registry import RegisteredModel, read_config, read_gguf
 from penstock.runtime.ops.layout import BatchLayout, StateLayout
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from penstock.errors import ModelFileError
 from penstock.runtime.models import catalog
-from penstock.runtime.models.fields import Fields
+from penstock.runtime.models.reading.fields import Fields
+from penstock.runtime.models.reading.shape import MAX_EXPERTS, MAX_LAYERS
 from penstock.runtime.models.registry import read_config, read_gguf
-from penstock.runtime.models.shape import MAX_EXPERTS, MAX_LAYERS
 from penstock.runtime.models.spec import GQA, MLA
 
 SMALL = {

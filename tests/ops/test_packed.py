@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import ModelFileError
-from penstock.runtime.ops.packed import GROUP, Grouped, arrange, join_rows, multiply, pack, quantize, unpack
+from penstock.runtime.ops.quantized.packed import GROUP, Grouped, arrange, join_rows, multiply, pack, quantize, unpack
 from tests.ops.cpu.matrices import KINDS, random_matrix
 
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from penstock.tools.planner.cause import LiveEvidence, cause_of
+from penstock.tools.planner.verify.cause import LiveEvidence, cause_of
 
 WELL = LiveEvidence({}, 1.02, 0.05, 0.3, 0.31, 1.0)
 

@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.tools.planner.check import check
+from penstock.tools.planner.verify.check import check
 
 MEASURED = {"ttft_p50": 0.1, "tpot_p95": 0.02, "output_tokens_per_s": 100.0, "good_fraction": 1.0}
 

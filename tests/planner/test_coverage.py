@@ -7,11 +7,11 @@ import pytest
 from penstock.config import EngineConfig
 from penstock.runtime.core.features import Features
 from penstock.runtime.sizing import Sizing
-from penstock.tools.cost.fit import CostRamp
 from penstock.tools.cost.hardware import find
-from penstock.tools.cost.measured import Fitted, MeasuredCost
-from penstock.tools.cost.slowdown import slowdowns_of
-from penstock.tools.planner.check import SHARES, TIMES, CheckRow, check
+from penstock.tools.cost.measured.fit import CostRamp
+from penstock.tools.cost.measured.ramps import Fitted, MeasuredCost
+from penstock.tools.cost.measured.slowdown import slowdowns_of
+from penstock.tools.planner.verify.check import SHARES, TIMES, CheckRow, check
 from penstock.tools.sim.simulation import Fleet, simulate
 from penstock.tools.workload.arrivals import Gamma, Poisson
 from penstock.tools.workload.lengths import LogNormal, Uniform

@@ -169,7 +169,7 @@ def test_a_replica_that_tells_nothing_of_its_requests_is_looked_at_before_the_ne
             fleet.begin(replica, 8, now)
             assert not fleet.find_quiet(now), "it was asked just now"
             assert fleet.find_quiet(now + QUIET_S) == [replica], "and the other has no request"
-            replica.told_s = now + QUIET_S
+            replica.moved_s = now + QUIET_S
             assert not fleet.find_quiet(now + QUIET_S)
             fleet.end(replica, True, 8, now)
             assert not fleet.find_quiet(now + 10 * QUIET_S)

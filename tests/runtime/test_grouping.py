@@ -11,7 +11,7 @@ from penstock.runtime.execution.load.recipe import open_recipe
 from penstock.runtime.formats.checkpoint import RawTensor
 from penstock.runtime.formats.quants import BLOCKS, dequantize
 from penstock.runtime.models.weights import Concat, HalvesPaired, Take, Tensor
-from penstock.runtime.ops.packed import GROUP
+from penstock.runtime.ops.quantized.packed import GROUP
 
 EXACT = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
 SCALE_ROUNDED = ("Q4_K", "Q5_K")

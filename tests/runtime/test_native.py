@@ -14,9 +14,9 @@ from penstock.runtime.layers.decoder import Decoder
 from penstock.runtime.layers.step import Rotations, Step
 from penstock.runtime.models.spec import GQA, GatedMLP, Layer, ModelSpec, Norm, Rope
 from penstock.runtime.ops.cpu.library import KERNELS, open_library
-from penstock.runtime.ops.int8 import round_int8
 from penstock.runtime.ops.layout import BatchLayout
-from penstock.runtime.ops.packed import GROUP, Grouped, pack, quantize
+from penstock.runtime.ops.quantized.int8 import round_int8
+from penstock.runtime.ops.quantized.packed import GROUP, Grouped, pack, quantize
 from penstock.tools.evaluate.activations import round_inputs
 from tests.machine import NUM_THREADS
 

@@ -11,7 +11,7 @@ from penstock.errors import EngineError
 from penstock.runtime.core.batch import Arrival, Batch, Chunk, Delta, FinishReason
 from penstock.runtime.core.kinds.groups import PLAIN
 from penstock.runtime.core.limits import Limits
-from penstock.runtime.core.order import Lanes, Queue, by_arrival
+from penstock.runtime.core.queue.order import Lanes, Queue, by_arrival
 from penstock.runtime.core.request import Request, SamplingParams
 from penstock.runtime.core.runner import RunnerShape
 from penstock.runtime.core.scheduler import Scheduler

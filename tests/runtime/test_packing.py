@@ -12,7 +12,7 @@ from penstock.runtime.execution.load.parameters import load_model
 from penstock.runtime.files import ModelFiles, open_files
 from penstock.runtime.layers.decoder import Decoder
 from penstock.runtime.layers.linear import Linear
-from penstock.runtime.layers.packed import PackedEmbedding, PackedLinear, PackedMatrix
+from penstock.runtime.layers.quantized.packed import PackedEmbedding, PackedLinear, PackedMatrix
 from penstock.runtime.models.spec import GatedMLP, Layer, MoE
 from tests import real
 from tests.runtime.driving import Driver, Text, all_logits, prompts, tiny_model, tiny_spec

@@ -3,12 +3,12 @@
 import torch
 
 from penstock.runtime.execution.load.quantize import quantize_fp8
-from penstock.runtime.layers.fp8 import Fp8Gated, Fp8Linear, Fp8Norm
 from penstock.runtime.layers.linear import Linear
 from penstock.runtime.layers.mlp import Gated
 from penstock.runtime.layers.norm import RMSNorm
+from penstock.runtime.layers.quantized.fp8 import Fp8Gated, Fp8Linear, Fp8Norm
 from penstock.runtime.models.spec import GatedMLP, Layer, MoE
-from penstock.runtime.ops.fp8 import round_rows
+from penstock.runtime.ops.quantized.fp8 import round_rows
 from tests.runtime.driving import Text, all_logits, alone, prompts, tiny_model, tiny_spec
 
 

@@ -89,7 +89,7 @@ def test_what_makes_no_sense_is_refused_by_name(server: Server, fields: dict[str
 
 
 def test_offline_takes_bad_words_too(llm: LLM) -> None:
-    from penstock.cli.sampling import SamplingConfig
+    from penstock.cli.talk.sampling import SamplingConfig
 
     params = SamplingConfig(temperature=0.0, max_tokens=6, bad_words=(" clear", "blue")).params(llm.files.tokenizer)
     assert isinstance(params, SamplingParams)

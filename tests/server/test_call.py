@@ -11,7 +11,7 @@ from penstock.runtime.engine.client import EngineClient
 from penstock.runtime.text.stream.stop import StopSet
 from penstock.runtime.text.stream.stream import TextRules
 from penstock.runtime.text.tokenizer.byte_level import byte_tokenizer
-from penstock.service.server.http.call import Call, Piece
+from penstock.service.server.calls.call import Call, Piece
 from tests.engine.answers import expected_tokens
 from tests.engine.test_client import config_of, run
 from tests.machine import PATIENCE_S

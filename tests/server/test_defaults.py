@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from penstock.service.server.generation import Caller, Generation, SamplingOptions, Texts
-from penstock.service.server.prepare import prepare
+from penstock.service.server.calls.generation import Caller, Generation, SamplingOptions, Texts
+from penstock.service.server.calls.prepare import prepare
 from penstock.service.server.text import SamplingDefaults, sampling_defaults
 from tests.server.test_fields import model
 

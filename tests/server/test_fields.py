@@ -14,10 +14,10 @@ from tokenizers.models import WordLevel
 
 from penstock.runtime.text.tokenizer.tokenizer import Tokenizer
 from penstock.runtime.text.tokenizer.vocabulary import SpecialTokens
-from penstock.service.server.generation import Caller
+from penstock.service.server.calls.generation import Caller
+from penstock.service.server.calls.prepare import prepare
 from penstock.service.server.openai.completions import text_generation
 from penstock.service.server.openai.protocol import REFUSED, ChatBody, CompletionBody, EmbeddingBody, Sampling
-from penstock.service.server.prepare import prepare
 from penstock.service.server.served import ServedModel
 from penstock.service.server.text import Text
 from tests.server.serving import Server, idle_client, serving, user

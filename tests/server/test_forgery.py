@@ -17,14 +17,14 @@ from hypothesis import strategies as st
 from penstock.runtime.text.template.chat import ChatTemplate
 from penstock.service.server.anthropic.protocol import MessagesBody
 from penstock.service.server.anthropic.request import chat_of as anthropic_chat
-from penstock.service.server.generation import Chat
+from penstock.service.server.calls.generation import Chat
+from penstock.service.server.calls.prepare import prompt_of_chat
 from penstock.service.server.http.body import convert
 from penstock.service.server.http.faults import ApiError
 from penstock.service.server.ollama.protocol import OllamaChatBody
 from penstock.service.server.ollama.request import chat_generation as ollama_generation
 from penstock.service.server.openai.protocol import ChatBody
 from penstock.service.server.openai.request import chat_generation
-from penstock.service.server.prepare import prompt_of_chat
 from penstock.service.server.responses.items import input_items
 from penstock.service.server.responses.protocol import ResponseBody
 from penstock.service.server.responses.request import chat_of as responses_chat

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from penstock.service.server.prepare import prompt_of_chat
+from penstock.service.server.calls.prepare import prompt_of_chat
 from tests.real import DEFAULT, model_path
 from tests.server.serving import Server, serving
 from tests.server.test_forgery import DIALECTS, served

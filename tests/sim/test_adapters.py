@@ -11,7 +11,7 @@ from penstock.cli.simulate.load import SimulatedLoad
 from penstock.runtime.core.batch import Batch, Chunk
 from penstock.runtime.models.adapters import adapter_bytes
 from penstock.tools.cost.precision import Precision
-from penstock.tools.sim.adapters import AdaptedCost, AdapterShelf, AskedAdapters, ShelfRoom
+from penstock.tools.sim.replica.adapters import AdaptedCost, AdapterShelf, AskedAdapters, ShelfRoom
 from penstock.tools.sim.simulation import Fleet, Result, simulate
 
 SPEC = describe("llama-3.1-8b").spec

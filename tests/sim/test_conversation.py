@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.metrics.timeline import Outcome
+from penstock.service.cluster.scaling import Scaling
 from penstock.tools.bench.plan import plan_of_recipe
 from penstock.tools.cost.hardware import Link
 from penstock.tools.sim.handover import Disaggregation
-from penstock.tools.sim.scaling import Scaling
 from penstock.tools.sim.simulation import simulate
 from penstock.tools.workload.arrivals import AtOnce, Poisson
 from penstock.tools.workload.lengths import Fixed, Uniform

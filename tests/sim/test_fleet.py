@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import ConfigError
+from penstock.service.cluster.scaling import Pressure, Scaler, Scaling, ServedRate, predicted_attainment
 from penstock.service.router.policy import POLICIES
 from penstock.tools.cost.hardware import Link
 from penstock.tools.sim.handover import Disaggregation
-from penstock.tools.sim.scaling import Pressure, Scaler, Scaling, ServedRate, predicted_attainment
+from penstock.tools.sim.replica.speculation import Guessing
 from penstock.tools.sim.simulation import simulate
-from penstock.tools.sim.speculation import Guessing
 from penstock.tools.sim.tracing import SimulationTracer
 from penstock.tools.workload.arrivals import AtOnce, Constant
 from penstock.tools.workload.lengths import Fixed

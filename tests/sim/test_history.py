@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.runtime.core.scheduler import SchedulerLoad
-from penstock.tools.sim.history import MAX_SAMPLES, History
+from penstock.tools.sim.replica.history import MAX_SAMPLES, History
 
 
 @given(

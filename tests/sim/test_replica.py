@@ -1,4 +1,4 @@
-"""Laws of a replica: it makes the engine's batches, and foretold runs change nothing but the time a simulation takes."""
+"""Laws of a replica: it makes the engine's batches, and predicted runs change nothing but the time a simulation takes."""
 
 from collections import deque
 from dataclasses import replace

@@ -5,10 +5,10 @@ from itertools import permutations
 import pytest
 
 from penstock.runtime.core.batch import FinishReason, StepOutput
-from penstock.runtime.core.batching import CONTINUOUS
 from penstock.runtime.core.blocks import BlockPool
-from penstock.runtime.core.order import Queue, by_arrival
-from penstock.tools.sim.runs import RunRoster, RunScheduler, num_run_steps
+from penstock.runtime.core.queue.batching import CONTINUOUS
+from penstock.runtime.core.queue.order import Queue, by_arrival
+from penstock.tools.sim.replica.runs import RunRoster, RunScheduler, num_run_steps
 from tests.core.sequences import make_sequence
 from tests.core.steps import add, make_scheduler, running
 from tests.engine.answers import LIMITS

@@ -4,7 +4,7 @@ from dataclasses import replace
 from random import Random
 
 from penstock.metrics.summary import Slo
-from penstock.tools.sim.scaling import ArrivalTrend, Pressure, Scaler, Scaling, ServedRate, missed_ahead
+from penstock.service.cluster.scaling import ArrivalTrend, Pressure, Scaler, Scaling, ServedRate, missed_ahead
 from penstock.tools.sim.simulation import simulate
 from penstock.tools.workload.arrivals import AtOnce
 from penstock.tools.workload.lengths import Uniform

@@ -12,8 +12,8 @@ from penstock.runtime.draft.speculator import Speculator
 from penstock.runtime.engine.engine import Engine
 from penstock.runtime.sizing import make_scheduler
 from penstock.tools.cost.cost import Cost
+from penstock.tools.sim.replica.speculation import Guessing
 from penstock.tools.sim.simulation import simulate
-from penstock.tools.sim.speculation import Guessing
 from penstock.tools.workload.lengths import Fixed, Uniform
 from penstock.tools.workload.workload import Workload
 from tests.sim.fleets import make_fleet, make_workload

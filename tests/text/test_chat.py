@@ -13,6 +13,7 @@ from transformers.utils import chat_template_utils
 from penstock.errors import ModelFileError, RequestError
 from penstock.runtime.formats.gguf import GgufFile
 from penstock.runtime.text.template.chat import ChatTemplate
+from penstock.runtime.text.template.shape import HEAD
 from tests.real import DEFAULT, model_path
 from tests.text.sources import real_tokenizer, small_tokenizers
 from tests.text.templates import CHATML, DEEPSEEK, FAMILIES, GEMMA, LLAMA3, MISTRAL, PARTS_ONLY, QWEN
@@ -89,8 +90,11 @@ def same_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat_template_utils, "datetime", Fixed)
 
 
-# Where a template cannot read a shape of message, we bring it into one it can; transformers fails or shows a list.
+# Where a template cannot read a shape of message, we bring it into one it can; transformers fails, shows a list or is silent.
+KNOWING = [family for family, source in FAMILIES.items() if "tools" in source]
+SPEAKING = [family for family, source in FAMILIES.items() if "tool_calls" in source]
 RESHAPED = {
+    *((family, "tools") for family in FAMILIES if family not in SPEAKING),
     *((family, "parts") for family in ("chatml", "llama3", "qwen", "mistral", "deepseek", "medley")),
     *(("parts-only", name) for name in CONVERSATIONS if name != "parts"),
     ("deepseek", "tools"),
@@ -105,7 +109,7 @@ def test_prompts_equal_transformers(family: str, conversation: str) -> None:
     for options in (
         {},
         {"add_generation_prompt": True},
-        {"add_generation_prompt": True, "tools": TOOLS},
+        {"add_generation_prompt": True, "tools": TOOLS if family in KNOWING else None},
         {"add_generation_prompt": True, "enable_thinking": False, "today": "then"},
         {"documents": [{"title": "T", "text": "body"}]},
     ):
@@ -132,9 +136,61 @@ def test_the_prompt_of_a_real_model_equals_transformers() -> None:
     template = ChatTemplate.from_gguf(metadata, real_tokenizer(DEFAULT))
     assert template is not None
     for messages in CONVERSATIONS.values():
-        if isinstance(messages[0].get("content"), str):
+        if isinstance(messages[0].get("content"), str) and not any("tool_calls" in message for message in messages):
             expected = by_transformers(template.source, messages, add_generation_prompt=True)
             assert template.render(messages, add_generation_prompt=True) == expected
+
+
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family not in SPEAKING])
+@pytest.mark.parametrize("has_tools", [True, False])
+def test_what_a_template_knows_nothing_of_stands_in_its_messages(family: str, has_tools: bool) -> None:
+    asked, _, result, answer, thanks = CONVERSATIONS["tools"]
+    call = json.dumps(CALL["function"], ensure_ascii=False)
+    written = [
+        asked,
+        {"role": "assistant", "content": f"<tool_call>\n{call}\n</tool_call>"},
+        {"role": "user", "content": f"<tool_response>\n{result['content']}\n</tool_response>"},
+        answer,
+        thanks,
+    ]
+    given = TOOLS if has_tools else None
+    if has_tools and family not in KNOWING:
+        head = HEAD.format(tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in TOOLS))
+        written = [{"role": "system", "content": head}, *written]
+    source = FAMILIES[family]
+    rendered = by_us(source, CONVERSATIONS["tools"], tools=given)
+    assert rendered is not None
+    assert rendered == by_us(source, written, tools=given if family in KNOWING else None)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "assistant", "tool_calls": "x"},
+        {"role": "assistant", "tool_calls": ["x"]},
+        {"role": "assistant", "tool_calls": [{"id": "abc123def"}]},
+        {"role": "tool", "content": [{"type": "image_url"}]},
+        {"role": "assistant", "tool_calls": [CALL], "content": [{"type": "image_url"}]},
+    ],
+)
+def test_what_cannot_be_written_as_text_is_named(message: dict[str, Any]) -> None:
+    with pytest.raises(RequestError, match="1"):
+        ChatTemplate(CHATML).render([{"role": "user", "content": "x"}, message])
+
+
+def test_what_a_template_knows_nothing_of_stands_beside_parts() -> None:
+    parts = {"content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}
+    turns = [
+        {"role": "system"},
+        {"role": "assistant", "tool_calls": [CALL]},
+        {"role": "tool", "tool_call_id": "abc123def"},
+    ]
+    rendered = [
+        ChatTemplate(CHATML).render([turn | content for turn in turns], tools=TOOLS)
+        for content in (parts, {"content": "a\nb"})
+    ]
+    assert rendered[0] == rendered[1]
+    assert "a\nb\n<tool_call>" in rendered[0]
 
 
 def test_parts_become_text_where_the_template_reads_text() -> None:

@@ -11,8 +11,8 @@ from penstock.metrics.summary import Slo
 from penstock.runtime.core.features import Features
 from penstock.runtime.sizing import Sizing
 from penstock.tools.bench.report.interval import interval
-from penstock.tools.cost.fit import CostRamp
-from penstock.tools.cost.measured import Fitted, MeasuredCost
+from penstock.tools.cost.measured.fit import CostRamp
+from penstock.tools.cost.measured.ramps import Fitted, MeasuredCost
 from penstock.tools.sim.simulation import Fleet
 from penstock.tools.tune.evidence import TriedSetting, Tuned, read_tuned, stale
 from penstock.tools.tune.search import SettingSearch, finalists, score, shares

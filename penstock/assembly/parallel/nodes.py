@@ -32,7 +32,7 @@ from penstock.assembly.parallel.ranks import (
 from penstock.config import EngineConfig, split_address
 from penstock.errors import PenstockError
 from penstock.runtime import preload
-from penstock.runtime.execution.parallel.processes import SHARED_MEMORY, end_ranks, send_setup
+from penstock.runtime.execution.parallel.machine.processes import SHARED_MEMORY, end_ranks, send_setup
 from penstock.runtime.execution.parallel.world import Rendezvous, open_store
 
 LOGGER = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ import threading
 from penstock.assembly.engine import run_rank
 from penstock.assembly.parallel.ranks import RankSetup, decoded
 from penstock.errors import PenstockError
-from penstock.runtime.execution.parallel.processes import beat
+from penstock.runtime.execution.parallel.machine.processes import beat
 
 LOGGER = logging.getLogger(__name__)
 

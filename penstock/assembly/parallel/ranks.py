@@ -16,7 +16,7 @@ from penstock.errors import ConfigError, RankLostError
 from penstock.runtime import preload
 from penstock.runtime.execution.device import Device, num_devices
 from penstock.runtime.execution.parallel.frames import NO_MORE, encode
-from penstock.runtime.execution.parallel.processes import RankProcesses
+from penstock.runtime.execution.parallel.machine.processes import RankProcesses
 from penstock.runtime.execution.parallel.world import PATIENT, Rendezvous, World
 from penstock.runtime.models.ranks import Ranks
 from penstock.runtime.sizing import Sizing

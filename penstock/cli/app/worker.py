@@ -47,11 +47,11 @@ def main() -> int:
     if task["task"] not in ("bench", "profile"):  # these would tell of their own waits, not of the server or the step
         os.nice(NICENESS)
     try:
-        _tell({"result": TASKS[task["task"]](task)})
+        _report({"result": TASKS[task["task"]](task)})
     except PenstockError as error:
-        _tell({"fault": str(error)})
+        _report({"fault": str(error)})
     except MemoryError:
-        _tell({"fault": "this run takes more memory than a page may have; ask for less"})
+        _report({"fault": "this run takes more memory than a page may have; ask for less"})
     return 0
 
 
@@ -83,13 +83,13 @@ class _BenchReports:
         self._last: tuple[str, float] = ("", 0.0)
 
     def say(self, text: str) -> None:
-        _tell({"progress": {"stage": text}})
+        _report({"progress": {"stage": text}})
 
     def show(self, name: str, progress: LoadProgress) -> None:
         last_name, last_s = self._last
         if name != last_name or progress.elapsed_s - last_s >= BENCH_PERIOD_S:
             self._last = (name, progress.elapsed_s)
-            _tell({"progress": {"stage": name, "num_open": progress.num_open, **asdict(progress)}})
+            _report({"progress": {"stage": name, "num_open": progress.num_open, **asdict(progress)}})
 
 
 def _bench(task: Mapping[str, Any]) -> Any:
@@ -105,7 +105,9 @@ def _simulate(task: Mapping[str, Any]) -> dict[str, Any]:
     frames: dict[str, Frames] = {}
 
     def recorder(strategy: str) -> Frames | None:
-        return frames.setdefault(strategy, Frames(lambda share: _tell({"progress": share}))) if task["frames"] else None
+        return (
+            frames.setdefault(strategy, Frames(lambda share: _report({"progress": share}))) if task["frames"] else None
+        )
 
     outcome = simulate.outcome_of(config, recorder)
     found = {"report": simulate.data_of(config, outcome)}
@@ -142,7 +144,7 @@ TASKS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
 }
 
 
-def _tell(news: Mapping[str, Any]) -> None:
+def _report(news: Mapping[str, Any]) -> None:
     sys.__stdout__.write(json.dumps(news, allow_nan=False) + "\n")  # type: ignore[union-attr]
     sys.__stdout__.flush()  # type: ignore[union-attr]
 

@@ -4,8 +4,8 @@ from dataclasses import asdict, dataclass, field
 
 from penstock.amounts import counted
 from penstock.cli.bench.offline import print_intervals, repeat_offline, run_fresh
-from penstock.cli.generate import ModelByFlag
 from penstock.cli.loading import open_llm
+from penstock.cli.talk.generate import ModelByFlag
 from penstock.config import CacheConfig, EngineConfig, ParallelConfig, SchedulerConfig, SpeculationConfig
 from penstock.console import config_file
 from penstock.console.show import print_json

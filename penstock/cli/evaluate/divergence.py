@@ -34,14 +34,14 @@ class RowReader:
         self._opening = opening(llm)
 
     def window(self, token_ids: Sequence[int], num_seen: int) -> tuple[list[int], ScoreRows, ScoreRows]:
-        """Scored tokens, the rows that foretold them, and their own log probabilities."""
+        """Scored tokens, the rows that predicted them, and their own log probabilities."""
         self._runner.states = self._sink
         self._llm.generate([[*self._opening, *token_ids]], ONE)
         rows = self._sink.take()
         first = max(num_seen, 0 if self._opening else 1)
         scored = list(token_ids[first:])
-        foretold = rows[len(self._opening) + first - 1 : len(self._opening) + len(token_ids) - 1]
-        return scored, foretold, of_tokens(foretold, scored)
+        predicted = rows[len(self._opening) + first - 1 : len(self._opening) + len(token_ids) - 1]
+        return scored, predicted, of_tokens(predicted, scored)
 
 
 def measure_divergence(

@@ -17,7 +17,7 @@ def measure_drafts_on(config: Config, text: str) -> int:
     )
     engine = EngineConfig(config.model, config.cache, config.scheduler, config.parallel, speculation)
     with open_llm(engine) as llm:
-        from penstock.assembly.speculation.training import trial_drafter
+        from penstock.offline.training import trial_drafter
 
         token_ids = llm.files.tokenizer.encode(text, special=False)[: config.tokens or DEFAULT_TOKENS]
         others = {name: trial_drafter(llm, name, token_ids) for name in config.drafter}

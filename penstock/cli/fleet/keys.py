@@ -46,7 +46,7 @@ class Config:
 
 
 def run(config: Config) -> int:
-    from penstock.assembly.gateway import open_gateway_database
+    from penstock.assembly.fleet.gateway import open_gateway_database
     from penstock.service.gateway import audit, keys
     from penstock.service.gateway.settings import read_settings
 

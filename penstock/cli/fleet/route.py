@@ -31,7 +31,7 @@ class Config:
 
 
 def run(config: Config) -> int:
-    from penstock.assembly.routing import Routing, route
+    from penstock.assembly.fleet.routing import Routing, route
 
     warn_of_shown_keys(sys.argv)
     key = os.environ.get(KEY_VARIABLE)

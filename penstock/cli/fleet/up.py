@@ -58,7 +58,7 @@ def run(config: Config) -> int:
     config = _with_file(config)
     stay_on_loopback(config.cluster.address)
     try:
-        from penstock.assembly.cluster import Cluster, run_cluster
+        from penstock.assembly.fleet.cluster import Cluster, run_cluster
     except ModuleNotFoundError as error:
         if error.name != "ray":
             raise

@@ -25,7 +25,7 @@ class Config:
 
 
 def run(config: Config) -> int:
-    from penstock.assembly.gateway import open_gateway_database
+    from penstock.assembly.fleet.gateway import open_gateway_database
     from penstock.service.gateway.accounts.budgets import budgets
     from penstock.service.gateway.accounts.money import shown
     from penstock.service.gateway.accounts.usage import usage_sums

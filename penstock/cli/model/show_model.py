@@ -54,8 +54,11 @@ def run(config: Config) -> int:
 
 def describe(model: str, long_context: str = "full") -> dict[str, Any]:
     """A published model or a lone config, as far as its shape tells; any other with what its files hold beside it."""
-    if model.lower() in catalog.CONFIGS:
-        return {"model": model.lower(), **describe_spec(_served(catalog.find(model), long_context))}
+    if model.lower() in catalog.CONFIGS or model.startswith(catalog.DUMMY):
+        return {
+            "model": model.lower().removeprefix(catalog.DUMMY),
+            **describe_spec(_served(catalog.find(model), long_context)),
+        }
     if model.endswith(".json") and Path(model).is_file():
         return {"model": model, **describe_spec(_served(spec_of_config(Path(model)), long_context))}
     from penstock.runtime.files import open_files

@@ -7,7 +7,7 @@ from typing import Literal
 from penstock.errors import ConfigError
 from penstock.fields import Checked, setting
 from penstock.tools.planner.money import Assumptions
-from penstock.tools.sim.adapters import AskedAdapters
+from penstock.tools.sim.replica.adapters import AskedAdapters
 from penstock.tools.workload.asked import Asked
 
 MEASURED = "this-machine"

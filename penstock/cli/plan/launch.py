@@ -20,7 +20,7 @@ from penstock.runtime.models.spec import GQA
 from penstock.service.config import ServerConfig
 from penstock.tools.planner.candidate import Candidate
 from penstock.tools.planner.search import Option
-from penstock.tools.sim.adapters import AskedAdapters
+from penstock.tools.sim.replica.adapters import AskedAdapters
 
 MADE_WEIGHTS = ("int8", "int4")
 """Number formats that `quantize` writes once, before serve."""

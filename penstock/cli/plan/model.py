@@ -27,6 +27,8 @@ def describe(model: str) -> Described:
     path = Path(model)
     if model.lower() in catalog.CONFIGS:
         found = Described(catalog.find(model), f"hf:{catalog.HUB[model.lower()]}")
+    elif model.startswith(catalog.DUMMY):
+        found = Described(catalog.find(model), model)
     elif path.suffix == ".gguf" and path.is_file():
         found = _gguf(path)
     elif path.is_dir():

@@ -28,8 +28,8 @@ from penstock.tools.cost.cost import decode_chunks
 from penstock.tools.doctor.page import Change, share
 from penstock.tools.doctor.signs import page_signs
 from penstock.tools.planner.candidate import Candidate
-from penstock.tools.planner.cause import LOST, LiveEvidence, cause_of
-from penstock.tools.planner.check import SHARES, TIMES, check
+from penstock.tools.planner.verify.cause import LOST, LiveEvidence, cause_of
+from penstock.tools.planner.verify.check import SHARES, TIMES, check
 from penstock.tools.sim.simulation import simulate
 from penstock.tools.workload.asked import Asked
 

@@ -34,9 +34,9 @@ from penstock.tools.cost.memory import kv_fraction, weight_bytes, workspace_byte
 from penstock.tools.cost.precision import KvFormat, Precision, WeightFormat, precision_of
 from penstock.tools.cost.roofline import NO_OVERHEAD, Overhead, roofline
 from penstock.tools.measure.this_machine import find_hardware
-from penstock.tools.sim.adapters import AskedAdapters, adapted
 from penstock.tools.sim.padding import PaddedCost
 from penstock.tools.sim.queueing import QueueFigures, queue_figures
+from penstock.tools.sim.replica.adapters import AskedAdapters, adapted
 from penstock.tools.sim.simulation import Fleet, Result, simulate
 from penstock.tools.sim.tracing import SimulationTracer
 from penstock.tools.workload.workload import Workload
@@ -234,7 +234,7 @@ def roofline_basis(config: Config) -> Basis:
 
 def profile_basis(config: Config, path: Path) -> Basis:
     """An engine as it was measured."""
-    from penstock.tools.cost.measured import MeasuredCost, RankedCost
+    from penstock.tools.cost.measured.ramps import MeasuredCost, RankedCost
     from penstock.tools.measure.profiles import fleet_of, open_profile  # numpy: not needed to say what the flags are
 
     if config.asked.adapters:

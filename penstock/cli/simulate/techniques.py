@@ -8,13 +8,13 @@ from penstock.config import EngineConfig
 from penstock.errors import ConfigError
 from penstock.fields import setting
 from penstock.runtime.sizing import Sizing
+from penstock.service.cluster.scaling import Scaling
 from penstock.tools.cost.cost import Cost
 from penstock.tools.cost.hardware import Link
 from penstock.tools.sim.handover import Disaggregation
 from penstock.tools.sim.padding import PaddedCost
-from penstock.tools.sim.scaling import Scaling
+from penstock.tools.sim.replica.speculation import Guessing
 from penstock.tools.sim.simulation import Result
-from penstock.tools.sim.speculation import Guessing
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from penstock.tools.bench.report.figures import figures_of
 from penstock.tools.tune.setting import Setting
 
 if TYPE_CHECKING:
-    from penstock.tools.cost.profile import Profile
+    from penstock.tools.cost.measured.profile import Profile
 
 USERS = (2, 1, 4, 16, 8, 32)
 GPU_FACTOR = 4

@@ -29,8 +29,8 @@ from penstock.metrics.summary import Summary
 from penstock.runtime.sizing import Sizing
 from penstock.tools.bench.plan import TrafficPlan, plan_of_recipe, plan_of_trace
 from penstock.tools.cost.layout import Layout
-from penstock.tools.cost.measured import MeasuredCost
-from penstock.tools.cost.profile import Profile
+from penstock.tools.cost.measured.profile import Profile
+from penstock.tools.cost.measured.ramps import MeasuredCost
 from penstock.tools.measure.profiles import cost_of, measured_sizing, open_profile, versions
 from penstock.tools.measure.this_machine import machine_facts
 from penstock.tools.sim.simulation import Fleet, simulate

@@ -9,10 +9,10 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from penstock.runtime.core.batch import Arrival, Chunk, PrefixHit, make
-from penstock.runtime.core.batching import MixedSteps
 from penstock.runtime.core.blocks import BlockPool, Match
 from penstock.runtime.core.limits import Limits
-from penstock.runtime.core.roster import Roster
+from penstock.runtime.core.queue.batching import MixedSteps
+from penstock.runtime.core.queue.roster import Roster
 from penstock.runtime.core.sequence import Sequence
 from penstock.runtime.core.tenants.shares import Shares, share_step
 
@@ -299,13 +299,13 @@ class StepPlan:
             if grown is None:
                 return
             growth = grown._replace(state=pool.advance_state(holding, start, rolls=False))
-        if not sequence.is_announced:
+        if not sequence.has_arrived:
             params = sequence.request.params
             history = tuple(sequence.tokens[:start]) if params.reads_history else ()
             arrival = Arrival(params, sequence.choice, sequence.num_prompt, history, sequence.request.adapter)
             others = tuple([tuple(held.blocks) for held in holding.others])
             growth = Grown(tuple(sequence.blocks), others, growth.state)
-            sequence.is_announced = True
+            sequence.has_arrived = True
         samples = end == len(sequence.tokens)
         token_ids = tuple(sequence.tokens[start:end])
         self.sequences.append(sequence)

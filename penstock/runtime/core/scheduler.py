@@ -24,16 +24,16 @@ from penstock.runtime.core.batch import (
     StepOutput,
     make,
 )
-from penstock.runtime.core.batching import CONTINUOUS, Batching, MixedSteps
-from penstock.runtime.core.deadlines import Deadlines
 from penstock.runtime.core.flights import Flights
 from penstock.runtime.core.kinds.pool import make_pool
 from penstock.runtime.core.limits import Limits
-from penstock.runtime.core.order import Order, Queue, by_arrival
 from penstock.runtime.core.plan import Preemption, StepPlan
 from penstock.runtime.core.prefix import Holding, Namespace
+from penstock.runtime.core.queue.batching import CONTINUOUS, Batching, MixedSteps
+from penstock.runtime.core.queue.deadlines import Deadlines
+from penstock.runtime.core.queue.order import Order, Queue, by_arrival
+from penstock.runtime.core.queue.roster import Roster
 from penstock.runtime.core.request import Request
-from penstock.runtime.core.roster import Roster
 from penstock.runtime.core.sequence import Sequence
 from penstock.runtime.core.tenants.shares import sole_tenant
 

@@ -42,8 +42,8 @@ class SequenceProgress:
 class Sequence(SequenceProgress):
     __slots__ = (
         "finish",
+        "has_arrived",
         "holding",
-        "is_announced",
         "is_waiting",
         "min_length",
         "num_prompt",
@@ -84,7 +84,7 @@ class Sequence(SequenceProgress):
         self.epoch = 0
         """Number of its epoch, or of its last one if it is not running: epochs of all sequences are counted together."""
         self.row: int | None = None
-        self.is_announced = False
+        self.has_arrived = False
         """The runner has been given the sequence's `Arrival` for this row."""
         self.num_computed = 0
         self.num_launched = 0
@@ -181,7 +181,7 @@ class Sequence(SequenceProgress):
         self.row = None
         self.num_computed = self.num_launched = 0
         self.num_verifying = self.num_again = 0
-        self.is_announced = self.holds_next = False
+        self.has_arrived = self.holds_next = False
         self.drafts = ()
 
     def __repr__(self) -> str:

@@ -134,8 +134,8 @@ class Engine:
     def wait(self, timeout_s: float | None) -> bool:
         """Sleep until something is handed over; False if nothing was."""
         if not self._taken:
-            for hear in self.listeners.resting:
-                hear()
+            for rest in self.listeners.resting:
+                rest()
             is_copying = (
                 self.tiers is not None and self.tiers.is_fetching
             )  # a recording bears no other use of the device
@@ -215,7 +215,7 @@ class Engine:
         if self.adapters is not None and deltas:
             deltas += tuple(self._intake.follow(deltas, self._clock()))
         if self.tiers is not None and deltas:
-            deltas = self.tiers.tell(deltas)
+            deltas = self.tiers.report(deltas)
         if self.peers is not None:
             deltas = self.peers.follow(deltas)
             self._serve_peers()
@@ -280,7 +280,7 @@ class Engine:
             if self.tiers is not None:
                 self.tiers.departures.settle(batch.step)
             if listeners.arrived:
-                self._tell_arrival(batch, launched_s, asked_s)
+                self._report_arrival(batch, launched_s, asked_s)
         except RankLostError:
             raise
         except StepInterruptedError:
@@ -319,7 +319,7 @@ class Engine:
         for one in (*reversed(self._withdraw()), batch):
             self.scheduler.abandon(one)
 
-    def _tell_arrival(self, batch: Batch, launched_s: float, asked_s: float) -> None:
+    def _report_arrival(self, batch: Batch, launched_s: float, asked_s: float) -> None:
         now = self._clock()
         arrival = StepArrival(batch, launched_s, asked_s, now, now - max(launched_s, self._output_s))
         self._output_s = now

@@ -209,9 +209,9 @@ def _step(engine: Engine, feed: BlockFeed, reports: "zmq.Socket[bytes]") -> bool
     if news is not None:
         reports.send(encode(BlocksChanged(*news)))
     answers = () if engine.adapters is None else engine.adapters.answers()
-    told = engine.cache_answers()
-    if answers or told:
-        reports.send(encode(Ordered(answers, told)))
+    cached = engine.cache_answers()
+    if answers or cached:
+        reports.send(encode(Ordered(answers, cached)))
     if not deltas and engine.num_steps == num_steps:
         return False
     scheduler = engine.scheduler

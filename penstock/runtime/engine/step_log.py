@@ -8,6 +8,7 @@ bound, is then set aside under the same name with `.old`, and begun anew: the la
 """
 
 import json
+import logging
 from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -19,6 +20,7 @@ from penstock.runtime.core.features import COLUMNS, STEPS_VERSION, Features, Ste
 from penstock.runtime.engine.loop.listeners import StepArrival, StepListener
 
 MAX_LINES = 1_000_000
+LOGGER = logging.getLogger(__name__)
 
 
 class StepLog(StepListener):
@@ -95,35 +97,28 @@ class StepFile:
         self._header = json.dumps({"penstock_steps": STEPS_VERSION, "columns": COLUMNS, **facts}).encode()
         self._max_lines = max_lines
         self._num_lines = 0
-        self._num_lost = 0
-        """Of files before this one, and while there was none."""
+        self._is_stuck = False
+        """It is full and another could not be begun."""
         self._file = self._begin()
-
-    @property
-    def num_lost(self) -> int:
-        """Lines that could not be written."""
-        return self._num_lost + self._file.num_lost
 
     def write(self, step: StepTime) -> None:
         if self._num_lines >= self._max_lines and not self._begin_anew():
-            self._num_lost += 1
             return
         start_s, device_s, host_s, is_busy, rest_s, features = step
         numbers = ",".join(map(str, features))
         self._num_lines += 1
         self._file.write(f"[{start_s:.6f},{device_s:.7f},{host_s:.7f},{is_busy:d},{rest_s:.6f},{numbers}]".encode())
 
-    def close(self) -> None:
-        self._file.close()
-
     def _begin_anew(self) -> bool:
         try:
             file = self._begin()
-        except (OSError, ConfigError):
+        except (OSError, ConfigError) as error:
+            if not self._is_stuck:
+                LOGGER.warning("--step-log is full and cannot be begun anew: %s; steps are lost until it can", error)
+            self._is_stuck = True
             return False
-        self._num_lost += self._file.num_lost
         self._file.close()
-        self._file, self._num_lines = file, 0
+        self._file, self._num_lines, self._is_stuck = file, 0, False
         return True
 
     def _begin(self) -> LineFile:

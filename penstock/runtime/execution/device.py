@@ -11,7 +11,7 @@ import torch
 from penstock.config import DType
 from penstock.errors import ConfigError
 from penstock.runtime import preload
-from penstock.runtime.execution.parallel.processors import pin
+from penstock.runtime.execution.parallel.machine.processors import pin
 
 DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 

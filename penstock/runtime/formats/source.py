@@ -83,6 +83,8 @@ def parse_source(text: str) -> Source:
             raise ConfigError(f"{text!r:.200} names no package; write pypi:PACKAGE or pypi:PACKAGE==VERSION")
         # An index takes Some_Name and some-name for one package, so the cache must too.
         return PackageSource(re.sub(r"[-_.]+", "-", match["package"]).lower(), match["version"])
+    if text.startswith("dummy:"):
+        raise ConfigError(f"{text:.100} is a shape without weights of its own; name a real model")
     return LocalSource(_find_local(text))
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from penstock.runtime.layers.embedding import Embedding
 from penstock.runtime.layers.linear import Linear
 from penstock.runtime.layers.norm import RMSNorm
-from penstock.runtime.layers.packed import PackedMatrix
+from penstock.runtime.layers.quantized.packed import PackedMatrix
 from penstock.runtime.models.spec import MoE
 from penstock.runtime.ops.moe import Experts, mix_experts
 from penstock.runtime.ops.parallel.collective import Peers, all_gather_columns, all_reduce, all_reduce_likeliest

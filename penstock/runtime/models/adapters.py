@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.errors import ModelFileError
-from penstock.runtime.models.fields import Fields
 from penstock.runtime.models.kinds.bounded import Bounded
 from penstock.runtime.models.kinds.forgetting import unbounded
+from penstock.runtime.models.reading.fields import Fields
 from penstock.runtime.models.registry import BY_GGUF, BY_MODEL_TYPE, GgufArchitecture
 from penstock.runtime.models.spec import ModelSpec, MoE, only_gqa
 from penstock.runtime.models.weights import Concat, Recipe, Recipes, Stack, Tensor, sources

@@ -348,8 +348,13 @@ HUB = {
 """Where each is published, so that a plan can name what to serve."""
 
 
+DUMMY = "dummy:"
+"""Before a published name: its shape with made-up weights and no words, for benchmarks."""
+
+
 def find(name: str) -> ModelSpec:
-    """The spec of a published model; case does not matter."""
+    """The spec of a published model; case does not matter, nor whether it is asked for with random weights."""
+    name = name.removeprefix(DUMMY)
     config = CONFIGS.get(name.lower())
     if config is None:
         near = get_close_matches(name.lower()[:100], CONFIGS, n=1)

@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from penstock.errors import ConfigError, PenstockError
-from penstock.runtime.models.positions import FREQUENCY_FACTORS, LONG_FACTORS, SHORT_FACTORS
+from penstock.runtime.models.reading.positions import FREQUENCY_FACTORS, LONG_FACTORS, SHORT_FACTORS
 from penstock.runtime.models.registry import BY_CLASS, BY_GGUF, read_config, read_gguf
 from penstock.runtime.models.spec import (
     GQA,

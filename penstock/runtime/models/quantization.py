@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.errors import ModelFileError
-from penstock.runtime.models.fields import Fields
+from penstock.runtime.models.reading.fields import Fields
 from penstock.runtime.models.weights import (
     Awq,
     Coded,

@@ -11,26 +11,22 @@ from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 from penstock.errors import ModelFileError
 from penstock.runtime.models.architectures import (
     bert,
-    deepseek,
     gemma2,
     gemma3,
     gpt2,
-    gpt_oss,
     llama,
-    llama4,
     mistral,
-    mixtral,
     olmo2,
     phi3,
     qwen2,
     qwen3,
-    qwen3_moe,
 )
+from penstock.runtime.models.architectures.experts import deepseek, gpt_oss, llama4, mixtral, qwen3_moe
 from penstock.runtime.models.architectures.hybrids import falcon_h1, granite4, lfm2, nemotron_h, qwen3_next
-from penstock.runtime.models.fields import Fields
-from penstock.runtime.models.gguf_head import GgufHead
-from penstock.runtime.models.pooling import pooling_from_config
 from penstock.runtime.models.quantization import METHODS, replace_floats
+from penstock.runtime.models.reading.fields import Fields
+from penstock.runtime.models.reading.gguf_head import GgufHead
+from penstock.runtime.models.reading.pooling import pooling_from_config
 from penstock.runtime.models.spec import ModelSpec
 from penstock.runtime.models.weights import Recipes
 

@@ -47,12 +47,12 @@ class EagleModule(nn.Module):
         self.mlp_norm = nn.Parameter(torch.ones(size))
         self.attention_norm = nn.Parameter(torch.ones(size))
         with torch.no_grad():
-            self.fc_state.weight.copy_(torch.eye(size))  # at first the state before is foretold
+            self.fc_state.weight.copy_(torch.eye(size))  # at first the state before is predicted
         projections = self.fc_token, self.fc_state, self.qkv, self.out, self.gate_up, self.down
         parts = EagleParts(*projections, self.mlp_norm, self.attention_norm)
         self.layer = EagleLayer(shape, parts)
 
-    def foretell(self, texts: Padded, depth: int) -> list[Tensor]:
+    def predict(self, texts: Padded, depth: int) -> list[Tensor]:
         """Predicted states by guess, [texts, n - 1, hidden]: entry i, of pair i + 1, predicts the state of position i + 1."""
         embeddings = self._target.embed(texts.tokens[:, 1:].flatten()).view(
             len(texts.tokens), -1, self.shape.hidden_size
@@ -61,14 +61,14 @@ class EagleModule(nn.Module):
         states, angles = texts.states[:, :-1], self.layer.angles(texts.tokens.shape[1], texts.states.device)
         angles = angles[0][1:], angles[1][1:]
         kept: list[KeysValues] = []
-        foretold: list[Tensor] = []
+        predicted: list[Tensor] = []
         for _ in range(depth):
             stream, qkv = self.layer.enter(tokens_read, states)
             queries, keys, values = self.layer.split(qkv, angles)
             kept.append((self._spread(keys), self._spread(values)))
-            foretold.append(self.layer.leave(stream, attend(queries.transpose(1, 2), kept)))
-            states = functional.pad(foretold[-1][:, :-1], (0, 0, 1, 0))
-        return foretold
+            predicted.append(self.layer.leave(stream, attend(queries.transpose(1, 2), kept)))
+            states = functional.pad(predicted[-1][:, :-1], (0, 0, 1, 0))
+        return predicted
 
     def named_tensors(self) -> dict[str, Tensor]:
         """By their published names."""

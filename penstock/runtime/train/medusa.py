@@ -15,7 +15,7 @@ class MedusaModule(nn.Module):
         for parameter in self.parameters():
             nn.init.zeros_(parameter)  # at first each head foretells the state it reads
 
-    def foretell(self, texts: Padded, depth: int) -> list[Tensor]:
+    def predict(self, texts: Padded, depth: int) -> list[Tensor]:
         """Predicted states by guess, [texts, n - 1, hidden]: entry i of guess d is computed from position i - d, so that all
         guesses of an entry are of one position, as with a head that predicts step by step."""
         states = texts.states[:, :-1]

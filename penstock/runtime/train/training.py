@@ -97,8 +97,8 @@ def head_loss(
     generator: torch.Generator,
 ) -> Tensor:
     total = torch.zeros((), device=output.device)
-    foretold: list[Tensor] = module.foretell(texts, depth)  # type: ignore[operator]
-    for number, states in enumerate(foretold):
+    predicted: list[Tensor] = module.predict(texts, depth)  # type: ignore[operator]
+    for number, states in enumerate(predicted):
         places = judged(texts, number).nonzero()
         if not len(places):
             continue
@@ -131,8 +131,8 @@ def acceptance(
         texts = pad(examples[first : first + 4], output.device)
         came = functional.pad(texts.tokens[:, 2:], (0, 1), value=-1)
         is_open = torch.ones_like(came, dtype=torch.bool)
-        foretold: list[Tensor] = module.foretell(texts, depth)  # type: ignore[operator]
-        for number, states in enumerate(foretold):
+        predicted: list[Tensor] = module.predict(texts, depth)  # type: ignore[operator]
+        for number, states in enumerate(predicted):
             is_judged = judged(texts, number)
             # Guess `number` at an entry follows guess `number - 1` at the entry before.
             is_open = functional.pad(is_open[:, :-1], (1, 0)) if number else is_open

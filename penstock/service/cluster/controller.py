@@ -1,6 +1,6 @@
 """Keeps as many replicas as the load asks for: places, watches, replaces and removes them.
 
-    wanted    the simulator's own rule (`sim.scaling`), told what is pending, looked at every `interval_s`
+    wanted    the simulator's own rule (`scaling`), told what is pending, looked at every `interval_s`
     starting  placed, loading; counted as there, so that one burst orders no second replica
     ready     given to the router
     draining  taken from the router; ended once nothing is pending there
@@ -17,7 +17,7 @@ from typing import Protocol
 
 from penstock.errors import ConfigError
 from penstock.service.cluster.replica import CONFIG_STATUS, ServerReport
-from penstock.tools.sim.scaling import ArrivalCurve, ArrivalTrend, Pressure, Scaler, Scaling, ServedRate
+from penstock.service.cluster.scaling import ArrivalCurve, ArrivalTrend, Pressure, Scaler, Scaling, ServedRate
 
 MAX_FAILED = 3
 """Replicas in a row that end before they are ready before we stop trying."""

@@ -21,7 +21,7 @@ import ray
 from penstock.service.upstream.ask import is_ready
 from penstock.service.upstream.endpoint import Endpoint
 
-COMMAND = (sys.executable, "-m", "penstock.service.cluster.server_process")
+COMMAND = (sys.executable, "-m", "penstock.cli.fleet.server_process")
 MAX_LINES = 40
 LOOK_S = 1.0
 STARTED = re.compile(r"started in ([\d.]+) s \((.*)\)")

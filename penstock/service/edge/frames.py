@@ -52,6 +52,6 @@ def frames_in(event: bytes) -> Iterator[bytes]:
 def whole_frame(status: int, headers: Mapping[bytes, bytes], body: bytes) -> bytes:
     """An answer that is no stream."""
     value = msgspec.json.decode(body) if body else {}
-    told = value | {"status": status} if isinstance(value, dict) else {"status": status}
+    payload = value | {"status": status} if isinstance(value, dict) else {"status": status}
     retry = headers.get(b"retry-after")
-    return msgspec.json.encode(told if retry is None else told | {"retry_after": float(retry)})
+    return msgspec.json.encode(payload if retry is None else payload | {"retry_after": float(retry)})

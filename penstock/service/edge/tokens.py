@@ -144,6 +144,7 @@ class SignedTokens:
 
 
 def _read(source: str) -> bytes:
+    """Not by our own client: an issuer may be reached through a proxy, or by a redirect, and neither is sent a key of ours."""
     if source.startswith(("https://", "http://")):
         with urllib.request.urlopen(source, timeout=TIMEOUT_S) as answer:
             return bytes(answer.read(MAX_KEYS_BYTES))

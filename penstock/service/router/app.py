@@ -209,7 +209,7 @@ class RouterApp:
             elif request.method == "OPTIONS":
                 client.respond(*self._own_answer(request, 200, "text/plain", b""))
             elif request.path == "/v1/usage" and self.gate is not None and request.method == "GET":
-                self._answer(self._tell(request, client, partial(asyncio.to_thread, self.gate.usage, request.caller)))
+                self._answer(self._report(request, client, partial(asyncio.to_thread, self.gate.usage, request.caller)))
             elif request.path.startswith(PROXIED) or request.path in PROXIED_PATHS or is_for_any_replica(request.path):
                 self._route(request, client)
             else:
@@ -230,13 +230,13 @@ class RouterApp:
             self.refuse(request, client, error)
             client.close_when_done()
 
-    async def _tell(
-        self, request: Incoming, client: AnswerSink, told: Callable[[], Awaitable[bytes]], job: Job | None = None
+    async def _report(
+        self, request: Incoming, client: AnswerSink, make_body: Callable[[], Awaitable[bytes]], job: Job | None = None
     ) -> None:
         """An answer of ours that takes its time; the request it is for has taken no tokens."""
         with self._refusing(request, client):
             try:
-                body = await told()
+                body = await make_body()
             finally:
                 if job is not None:
                     self._take_back(job)
@@ -300,14 +300,14 @@ class RouterApp:
 
     def _must_wait(self, job: Job) -> bool:
         """Money is set aside first, or a replica asked what the prompt is made of."""
-        is_asked = self.dispatch.is_told and job.request.path in PROMPT_PATHS
+        is_asked = self.dispatch.follows_blocks and job.request.path in PROMPT_PATHS
         return is_asked or (job.ticket is not None and bool(job.ticket.scopes))
 
     async def _prepare(self, job: Job, client: AnswerSink) -> None:
         with self._refusing(job.request, client, job):
             if self.gate is not None:
                 await self.gate.reserve(job.ticket)
-            if self.dispatch.is_told and job.request.path in PROMPT_PATHS:
+            if self.dispatch.follows_blocks and job.request.path in PROMPT_PATHS:
                 await self._learn_blocks(job)
             if not client.is_open:
                 raise unavailable("its client left", 1)
@@ -331,7 +331,7 @@ class RouterApp:
             self._find_holder(job)
             if request.path in LISTS and request.method == "GET":
                 pools = [pool for one, pool in self.members if one.state is ReplicaState.READY and pool.is_ours]
-                self._answer(self._tell(request, client, partial(merged_list, job, pools), job))
+                self._answer(self._report(request, client, partial(merged_list, job, pools), job))
                 return
         if not self.fleet.is_known(job.model):
             served = ", ".join(self.fleet.models) or "nothing yet"
@@ -417,5 +417,5 @@ class RouterApp:
         return given if given and _ID.fullmatch(given) else b"req_" + next(self._ids)
 
     def _own_answer(self, request: Incoming, status: int, kind: str, body: bytes) -> tuple[int, bytes, bytes]:
-        told = (kind.encode(), request.request_id, self.dispatch.cors(request))
-        return status, b"content-type: %b\r\nx-request-id: %b\r\n%b" % told, body
+        values = (kind.encode(), request.request_id, self.dispatch.cors(request))
+        return status, b"content-type: %b\r\nx-request-id: %b\r\n%b" % values, body

@@ -18,7 +18,7 @@ from penstock.service.router.gate import Gate, refusal_of
 from penstock.service.router.kept.holders import Holders
 from penstock.service.router.members import Members
 from penstock.service.router.meters import RouterMeters
-from penstock.service.router.policy import POLICIES, TOLD_POLICIES, Policy, RouteChoice
+from penstock.service.router.policy import POLICIES, REPORTED_POLICIES, Policy, RouteChoice
 from penstock.service.router.proxy.incoming import Incoming
 from penstock.service.router.proxy.job import Job, RelayOutcome
 from penstock.service.router.proxy.prefill import Handovers
@@ -51,9 +51,9 @@ class Dispatcher:
         self.relays: set[Relay] = set()
         self.parked: dict[Relay, float] = {}
         """Requests that wait for a replica, and until when."""
-        self.is_told = config.policy in TOLD_POLICIES
+        self.follows_blocks = config.policy in REPORTED_POLICIES
         """Replicas say what their caches hold, and of what blocks a prompt is made."""
-        self.reads_chunks = POLICIES[config.policy](config.seed).reads_hashes and not self.is_told
+        self.reads_chunks = POLICIES[config.policy](config.seed).reads_hashes and not self.follows_blocks
         self.handovers = Handovers(self, config.handover)
         self._policies: dict[str, Policy] = {}
         self._run = run

@@ -93,7 +93,7 @@ class LiveReplica:
     """It gets a new role once what it is doing has ended; until then it gets nothing new."""
     heard_s: float = 0.0
     """When anything came from it: a probe's answer, or a part of any other."""
-    told_s: float = 0.0
+    moved_s: float = 0.0
     """When it was last given a request, or a part of an answer came from it."""
     asked_s: float | None = None
     """Since when a probe waits for an answer."""
@@ -253,7 +253,7 @@ class LiveFleet:
     def begin(self, replica: LiveReplica, num_tokens: int, now: float) -> None:
         replica.num_pending += 1
         replica.num_waiting_tokens += num_tokens
-        replica.told_s = now
+        replica.moved_s = now
         replica.breaker.begin(now)
 
     def answer(self, replica: LiveReplica, num_tokens: int, waited_s: float) -> None:
@@ -383,7 +383,7 @@ class LiveFleet:
     def find_quiet(self, now: float) -> list[LiveReplica]:
         """Replicas that have requests and have told nothing of them for a moment: worth a look before the next one is due."""
         ready = [one for one in self if one.state is ReplicaState.READY and not one.is_silent]
-        return [one for one in ready if one.num_pending and now - one.told_s >= QUIET_S]
+        return [one for one in ready if one.num_pending and now - one.moved_s >= QUIET_S]
 
     def forgive(self, seconds: float) -> None:
         """Time in which this process did not listen is nobody's silence."""

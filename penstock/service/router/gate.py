@@ -49,7 +49,7 @@ class Gate:
         self.gateway = gateway
         self._fleet = fleet
         self._load = FleetLoad()
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
     # At the door
 
@@ -203,12 +203,12 @@ class Gate:
                 continue  # the keys that are known stay known
             if is_due:
                 refreshed_s = time.monotonic()
-            self._tell_unpriced()
+            self._report_unpriced()
 
-    def _tell_unpriced(self) -> None:
+    def _report_unpriced(self) -> None:
         """Once each: models that are served or named in rules and refused for want of a price."""
-        unpriced = self.gateway.unpriced(self._fleet.models) - self._told
-        self._told |= unpriced
+        unpriced = self.gateway.unpriced(self._fleet.models) - self._reported
+        self._reported |= unpriced
         for model in sorted(unpriced):
             LOGGER.warning(
                 'the model %r has no price: it is refused; write [prices."%s"] or [prices."*"]', model, model

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from penstock.service.config import RouterConfig
 from penstock.service.gateway.settings import OUTSIDE
 from penstock.service.router.fleet import LiveFleet, LiveReplica
-from penstock.service.router.policy import TOLD_POLICIES
+from penstock.service.router.policy import REPORTED_POLICIES
 from penstock.service.router.probe import Probe, follow_blocks
 from penstock.service.router.proxy.replica_pool import ReplicaPool
 from penstock.service.upstream.endpoint import endpoint_of
@@ -41,7 +41,7 @@ class Members:
         replica = self._fleet.add(name, url)
         probe = Probe(self._fleet, replica, pool, self._config.probe_s, self._changed)
         self._pools[name], self._probes[name] = pool, probe
-        follows = [follow_blocks(self._fleet, replica, pool)] if self._config.policy in TOLD_POLICIES else []
+        follows = [follow_blocks(self._fleet, replica, pool)] if self._config.policy in REPORTED_POLICIES else []
         self._tasks[name] = [asyncio.ensure_future(work) for work in (probe.run(), *follows)]
         return replica
 

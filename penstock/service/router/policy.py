@@ -295,7 +295,7 @@ POLICIES: dict[str, Callable[[int], Policy]] = {
 }
 """A fresh policy by name, given a seed."""
 
-TOLD_POLICIES = ("prefix-reported",)
+REPORTED_POLICIES = ("prefix-reported",)
 """Policies that need the engines' own block hashes, of prompts and of caches."""
 
 _NEVER = 2**62

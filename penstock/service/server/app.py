@@ -21,7 +21,7 @@ from penstock.service.server.anthropic.routes import count_tokens, create_messag
 from penstock.service.server.blocks import block_events
 from penstock.service.server.dialect import Dialect
 from penstock.service.server.front import Front
-from penstock.service.server.http import docs, health
+from penstock.service.server.http import docs
 from penstock.service.server.http.exchange import exchange_of
 from penstock.service.server.http.guard import Guard
 from penstock.service.server.jobs import batches, bills, files
@@ -51,6 +51,7 @@ from penstock.service.server.responses import conversations
 from penstock.service.server.responses import routes as responses
 from penstock.service.server.responses.protocol import ConversationBody, ConversationItemsBody, InputBody, ResponseBody
 from penstock.service.server.responses.routes import Responses
+from penstock.service.server.telemetry import health
 from penstock.service.server.ui.pages import Pages
 from penstock.service.server.ui.routes import ROWS as UI_ROWS
 

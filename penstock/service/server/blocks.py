@@ -18,8 +18,8 @@ from penstock.runtime.core.request import SamplingParams
 from penstock.runtime.engine.client import FAULTS, BlocksChanged, EngineClient, TransferCounts
 from penstock.runtime.text.tokenizer.tokenizer import Tokenizer
 from penstock.service import kv_events
+from penstock.service.server.calls.call import Call, Failure
 from penstock.service.server.http.answer import Parts, Plain
-from penstock.service.server.http.call import Call, Failure
 from penstock.service.server.http.connection import until_gone
 from penstock.service.server.http.faults import error_of_finish
 

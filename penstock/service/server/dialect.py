@@ -9,8 +9,8 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 
 import msgspec
 
+from penstock.service.server.calls.call import Call, Piece
 from penstock.service.server.http import sse
-from penstock.service.server.http.call import Call, Piece
 from penstock.service.server.http.faults import ApiError
 
 HeaderList = Sequence[tuple[bytes, bytes]]

@@ -17,19 +17,19 @@ from starlette.requests import Request
 from penstock.metrics.exposition import Counter, Gauge, Metric, exposition_of_all
 from penstock.service.config import ServerConfig
 from penstock.service.server.blocks import PrefillAnswer, prefilling, prompt_blocks
+from penstock.service.server.calls.answer import HttpAnswer, check_resumed
+from penstock.service.server.calls.call import Call
+from penstock.service.server.calls.calls import Calls
+from penstock.service.server.calls.generation import Caller, Delivery
 from penstock.service.server.dialect import AnswerEncoder
-from penstock.service.server.generation import Caller, Delivery
-from penstock.service.server.http.answer import HttpAnswer, check_resumed
 from penstock.service.server.http.body import BodyReader
-from penstock.service.server.http.call import Call
-from penstock.service.server.http.calls import Calls
 from penstock.service.server.http.exchange import RELAYED, ServerExchange, exchange_of
 from penstock.service.server.http.faults import ApiError, ErrorKind, invalid, loading, shutting_down
-from penstock.service.server.http.trace import SpanTracer
 from penstock.service.server.jobs.bills import Bills
 from penstock.service.server.pool.hold import hold
 from penstock.service.server.pool.pool import ModelPool
 from penstock.service.server.served import ServedModel, ServedModels
+from penstock.service.server.telemetry.trace import SpanTracer
 
 B = TypeVar("B", bound=Struct)
 
@@ -214,8 +214,8 @@ class ServerHealth:
     async def drain(self, timeout_s: float) -> None:
         """Let calls in progress end; no new ones come in."""
         self.is_draining = True
-        for told in self.at_drain:
-            told()
+        for end in self.at_drain:
+            end()
         deadline_s = time.monotonic() + timeout_s
         while self.num_open and time.monotonic() < deadline_s:
             await asyncio.sleep(0.02)

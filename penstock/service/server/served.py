@@ -17,11 +17,11 @@ from penstock.runtime.text.watermark import Watermark
 from penstock.service.server.blocks import BlockIndex
 from penstock.service.server.http.admission import Admission
 from penstock.service.server.http.faults import ApiError, loading, not_found
-from penstock.service.server.http.meters import Meters
 from penstock.service.server.pins import PinLedger
 from penstock.service.server.pool.resident import Residency, Resident
+from penstock.service.server.telemetry.meters import Meters
+from penstock.service.server.telemetry.prefixes import PrefixWatch
 from penstock.service.server.text import NO_CARD, ModelCard, Text
-from penstock.tools.doctor.prefixes import PrefixWatch
 
 FRESH_S = 2.0
 """An engine that sent something this recently is alive; a token this old still proves it."""

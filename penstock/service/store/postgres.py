@@ -67,10 +67,10 @@ class PostgresDatabase(Database):
                     break
                 except self._psycopg.errors.OperationalError as error:  # lost, or broken off because of others
                     if number == MAX_TRIES - 1 or not is_open:  # who waits is told at once that it is away
-                        done.set_exception(_told(error))
+                        done.set_exception(_store_error(error))
                         break
                 except BaseException as error:
-                    done.set_exception(_told(error) if isinstance(error, self._psycopg.Error) else error)
+                    done.set_exception(_store_error(error) if isinstance(error, self._psycopg.Error) else error)
                     break
         if connection is not None:
             connection.close()
@@ -81,5 +81,5 @@ def translated(sql: str) -> str:
     return sql.replace("%", "%%").replace("?", "%s").replace(" BLOB", " BYTEA")
 
 
-def _told(error: BaseException) -> StoreError:
+def _store_error(error: BaseException) -> StoreError:
     return StoreError(f"the database cannot be used: {str(error).strip()}; look at it and at the way there")

@@ -78,7 +78,7 @@ def errors_are_one_text(target: Target, sdk: Any) -> None:
 
 
 @SUITE.must
-def a_version_is_told(target: Target, _: Any) -> None:
+def a_version_is_given(target: Target, _: Any) -> None:
     import httpx
 
     answer = httpx.get(f"{target.url}/api/version", headers=target.headers)

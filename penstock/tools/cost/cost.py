@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 from penstock.runtime.core.batch import Batch, Chunk
-from penstock.tools.cost.slowdown import Slowdown
-from penstock.tools.cost.warmth import Cooling
+from penstock.tools.cost.measured.slowdown import Slowdown
+from penstock.tools.cost.measured.warmth import Cooling
 
 
 class Cost(Protocol):

@@ -1,8 +1,8 @@
 """Bytes a model takes on a device that is not here to be asked: of a layout's devices, the fullest."""
 
 from collections.abc import Sequence
-from itertools import pairwise
 
+from penstock.runtime.models.ranks import share
 from penstock.runtime.models.sharding import ModelShard, shard_model
 from penstock.runtime.models.spec import GQA, Layer, ModelSpec, MoE
 from penstock.tools.cost.layout import SINGLE, Layout
@@ -78,10 +78,9 @@ def _kv_values(layers: Sequence[Layer]) -> int:
 
 
 def _stages(spec: ModelSpec, layout: Layout) -> list[Sequence[Layer]]:
-    """Layers cut into runs whose lengths differ by one at most, the longer first."""
-    count = layout.pipeline
-    bounds = [-(-spec.num_layers * number // count) for number in range(count + 1)]
-    return [spec.layers[start:end] for start, end in pairwise(bounds)]
+    """Layers cut as ranks cut them: into runs whose lengths differ by one at most, the longer first."""
+    held = [share(spec.num_layers, layout.pipeline, stage) for stage in range(layout.pipeline)]
+    return [spec.layers[each.start : each.stop] for each in held]
 
 
 def _layer_parameters(spec: ModelSpec, layer: Layer, layout: Layout) -> float:

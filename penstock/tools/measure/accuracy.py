@@ -10,8 +10,8 @@ from penstock.metrics.summary import percentiles
 from penstock.metrics.timeline import Timeline
 from penstock.runtime.core.features import StepTime
 from penstock.runtime.engine.engine import Engine
-from penstock.tools.cost.measured import MeasuredCost
-from penstock.tools.cost.replay import Replay, as_taken
+from penstock.tools.cost.measured.ramps import MeasuredCost
+from penstock.tools.cost.measured.replay import Replay, as_taken
 from penstock.tools.measure.live import Disturbance, Served, serve_live
 from penstock.tools.sim.simulation import Fleet, simulate
 from penstock.tools.workload.workload import Workload

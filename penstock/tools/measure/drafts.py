@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from penstock.errors import ConfigError
 from penstock.runtime.core.request import Request, SamplingParams
 from penstock.runtime.draft.drafter import Drafter
-from penstock.runtime.draft.ngram import NgramDrafter
-from penstock.runtime.draft.suffix import SuffixDrafter
+from penstock.runtime.draft.drafters.ngram import NgramDrafter
+from penstock.runtime.draft.drafters.suffix import SuffixDrafter
 from penstock.runtime.draft.trial import DraftTrial, try_drafts
 from penstock.runtime.engine.engine import Engine
 

@@ -14,8 +14,8 @@ from penstock.runtime.core.kinds.groups import BlockGroup, CacheGroups
 from penstock.runtime.engine.step_log import StepFile
 from penstock.runtime.sizing import Sizing
 from penstock.tools.cost.layout import SINGLE, Layout, measured_traffic
-from penstock.tools.cost.measured import MeasuredCost, RankedCost
-from penstock.tools.cost.profile import MAX_PROFILE_BYTES, Profile, read_profile
+from penstock.tools.cost.measured.profile import MAX_PROFILE_BYTES, Profile, read_profile
+from penstock.tools.cost.measured.ramps import MeasuredCost, RankedCost
 from penstock.tools.measure.environment import version_of
 from penstock.tools.measure.this_machine import machine_facts
 from penstock.tools.sim.simulation import Fleet

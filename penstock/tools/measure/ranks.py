@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from penstock.console.files import write_file
-from penstock.tools.cost.all_reduce import AllReduce, read_all_reduce
+from penstock.tools.cost.measured.all_reduce import AllReduce, read_all_reduce
 
 LOGGER = logging.getLogger(__name__)
-COMMAND = (sys.executable, "-m", "penstock.runtime.execution.parallel.timing")
+COMMAND = (sys.executable, "-m", "penstock.runtime.execution.parallel.machine.timing")
 MOST_S = 120.0
 
 

@@ -148,7 +148,9 @@ class GpuSignals:
                 yield f"limited_by_{by}", f"1 while clocks are held down by {by}", float(bool(int(reasons) & bits))
 
     def _memory(self, handle: Any) -> Iterator[tuple[str, str, float]]:
-        memory, use, dram, processes = (self._told(name, handle) for name in ("memory", "use", "dram_use", "processes"))
+        memory, use, dram, processes = (
+            self._value(name, handle) for name in ("memory", "use", "dram_use", "processes")
+        )
         if memory is not None:
             yield "memory_used_bytes", "Memory in use, by whomever", float(memory.used)
             yield "memory_total_bytes", "Memory it has", float(memory.total)
@@ -176,10 +178,10 @@ class GpuSignals:
             yield _counted("penstock_gpu_ecc_errors", "Memory errors that could not be corrected", errors, labels)
 
     def _ask(self, name: str, *arguments: Any) -> float | None:
-        found = self._told("number", name, *arguments)
+        found = self._value("number", name, *arguments)
         return None if found is None else float(found)
 
-    def _told(self, method: str, *arguments: Any) -> Any:
+    def _value(self, method: str, *arguments: Any) -> Any:
         try:
             return getattr(self._nvml, method)(*arguments)
         except OSError:  # not supported by this GPU, or not allowed here

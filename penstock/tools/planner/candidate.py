@@ -16,7 +16,7 @@ from penstock.tools.cost.layout import Layout
 from penstock.tools.cost.memory import activation_bytes, kv_fraction, reserve_bytes, weight_bytes
 from penstock.tools.cost.precision import Precision
 from penstock.tools.cost.roofline import Roofline, roofline
-from penstock.tools.sim.adapters import NO_ADAPTERS, AskedAdapters, adapted
+from penstock.tools.sim.replica.adapters import NO_ADAPTERS, AskedAdapters, adapted
 from penstock.tools.sim.simulation import Fleet
 
 

@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 from penstock.errors import ConfigError
 from penstock.runtime.core.batch import Batch
 from penstock.tools.cost.cost import plain_chunk
-from penstock.tools.cost.measured import MeasuredCost
+from penstock.tools.cost.measured.ramps import MeasuredCost
 from penstock.tools.planner.candidate import Candidate
 from penstock.tools.planner.capacity import Capacity, CapacityTrial
 from penstock.tools.planner.demand import Sizes, SloTarget

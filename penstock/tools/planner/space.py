@@ -14,7 +14,7 @@ from penstock.tools.cost.precision import KvFormat, WeightFormat, precision_of
 from penstock.tools.planner.candidate import Candidate
 from penstock.tools.planner.demand import Demand
 from penstock.tools.planner.steady import Steady, bound
-from penstock.tools.sim.adapters import NO_ADAPTERS, AskedAdapters
+from penstock.tools.sim.replica.adapters import NO_ADAPTERS, AskedAdapters
 
 TENSOR = (1, 2, 4, 8)
 PIPELINE = (1, 2, 4)

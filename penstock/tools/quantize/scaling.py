@@ -16,7 +16,7 @@ from penstock.runtime.layers.layer import AnyLayer, StreamLayer
 from penstock.runtime.layers.linear import Linear
 from penstock.runtime.layers.mlp import Gated
 from penstock.runtime.layers.norm import LayerNorm, RMSNorm
-from penstock.runtime.ops.int8 import round_int8
+from penstock.runtime.ops.quantized.int8 import round_int8
 from penstock.tools.quantize.integers import IntegerEncoding
 from penstock.tools.quantize.observe import ObservedLinear, SeenInputs
 

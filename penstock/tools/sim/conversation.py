@@ -11,7 +11,7 @@ from penstock.metrics.timeline import Timelines, outcome_of
 from penstock.runtime.core.batch import Delta
 from penstock.runtime.core.request import Request
 from penstock.tools.sim.clock import EventQueue
-from penstock.tools.sim.replica import TOKEN
+from penstock.tools.sim.replica.replica import TOKEN
 from penstock.tools.workload.workload import FollowUp
 
 FIRST_ID = 10**12

@@ -14,7 +14,7 @@ from penstock.service.router.handover import PromptSite, Transfer, judge_handove
 from penstock.tools.cost.hardware import Link
 from penstock.tools.sim.clock import EventQueue
 from penstock.tools.sim.pool import Pool
-from penstock.tools.sim.replica import TOKEN, Ledger
+from penstock.tools.sim.replica.replica import TOKEN, Ledger
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 from penstock.runtime.core.prefix import Namespace, block_hash, packed
 from penstock.runtime.core.request import Request
+from penstock.service.cluster.scaling import ArrivalTrend, Pressure, Scaler, Scaling, ServedRate
 from penstock.service.router.policy import Policy, ReplicaView, RoutedCall
 from penstock.tools.sim.clock import EventQueue
-from penstock.tools.sim.replica import Replica
-from penstock.tools.sim.scaling import ArrivalTrend, Pressure, Scaler, Scaling, ServedRate
+from penstock.tools.sim.replica.replica import Replica
 
 MakeReplica = Callable[[str], Replica]
 

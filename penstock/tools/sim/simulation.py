@@ -13,19 +13,19 @@ from penstock.metrics.timeline import Timeline, Timelines
 from penstock.runtime.core.request import Request
 from penstock.runtime.garbage import collection_paused
 from penstock.runtime.sizing import Sizing, make_scheduler, scheduler_of, step_size
+from penstock.service.cluster.scaling import Scaling
 from penstock.service.router.policy import LeastPending, Policy
 from penstock.tools.cost.cost import Cost, TimeVaryingCost
-from penstock.tools.sim.adapters import AdapterShelf, ShelfRoom
 from penstock.tools.sim.clock import EventQueue
 from penstock.tools.sim.conversation import Conversations
-from penstock.tools.sim.fast_forward import FastForwardReplica
 from penstock.tools.sim.handover import Disaggregation, Handover
-from penstock.tools.sim.history import HistorySample
 from penstock.tools.sim.pool import Pool
-from penstock.tools.sim.replica import Ledger, Replica
-from penstock.tools.sim.runs import RunScheduler
-from penstock.tools.sim.scaling import Scaling
-from penstock.tools.sim.speculation import Guessing, Speculation
+from penstock.tools.sim.replica.adapters import AdapterShelf, ShelfRoom
+from penstock.tools.sim.replica.fast_forward import FastForwardReplica
+from penstock.tools.sim.replica.history import HistorySample
+from penstock.tools.sim.replica.replica import Ledger, Replica
+from penstock.tools.sim.replica.runs import RunScheduler
+from penstock.tools.sim.replica.speculation import Guessing, Speculation
 from penstock.tools.sim.tracing import SimulationTracer
 from penstock.tools.workload.workload import FollowUp, Workload
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from penstock.runtime.ops.packed import GROUP, Grouped
+from penstock.runtime.ops.quantized.packed import GROUP, Grouped
 
 KINDS = ("4 bits", "8 bits", "8 bits with minimums")
 BY_ROW = "8 bits by row"

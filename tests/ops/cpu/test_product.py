@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from penstock.runtime.ops.cpu.library import KERNELS, Library, matrix_of, open_library
-from penstock.runtime.ops.packed import multiply, pack
+from penstock.runtime.ops.quantized.packed import multiply, pack
 from tests.machine import NUM_THREADS
 from tests.ops.cpu.matrices import BY_ROW, KINDS, random_matrix
 from tests.ops.examples.sampling_sample import packed as packed_bits

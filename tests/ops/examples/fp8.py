@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from penstock.runtime.ops.fp8 import multiply_fp8, round_gated, round_normed, round_rows
+from penstock.runtime.ops.quantized.fp8 import multiply_fp8, round_gated, round_normed, round_rows
 from tests.ops.examples import examples_of
 
 

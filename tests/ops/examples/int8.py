@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from penstock.runtime.ops.int8 import (
+from penstock.runtime.ops.quantized.int8 import (
     multiply_int8,
     round_int8,
 )

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from penstock.runtime.ops.packed import (
+from penstock.runtime.ops.quantized.packed import (
     GROUP,
     Grouped,
     arrange,

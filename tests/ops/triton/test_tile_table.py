@@ -32,7 +32,8 @@ def test_every_shape_has_tiles_that_kernels_can_take(family: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "family", ["attention of runs", "attention of tokens", "expert tiles gate", "expert tiles down"]
+    "family",
+    ["attention of runs", "attention of tokens", "attention of latents", "expert tiles gate", "expert tiles down"],
 )
 def test_wide_numbers_take_smaller_tiles(family: str) -> None:
     for shape in SHAPES:

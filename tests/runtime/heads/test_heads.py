@@ -70,13 +70,13 @@ def test_an_eagle_head_serves_what_it_was_trained_to(seed: int) -> None:
     fed = Fed(text)
     module = EagleModule(SHAPE, fed.target)
     heads = served_eagle(module, fed)
-    foretold = module.foretell(pad([fed.example()]), 1)[0][0]
+    predicted = module.predict(pad([fed.example()]), 1)[0][0]
     for count, wrong in ((6, ()), (1, (3, 4)), (4, (1,)), (1, ()), (9, (2, 2, 2)), (1, ())):
         fed.feed(count, wrong)
         # The last token of the text so far is drawn but not computed: its pair is the newest.
         known = text[: fed.num_fed + 1]
         first, *_ = heads.guess(KEY, 1, known, DEPTH)
-        assert first == likeliest(foretold[fed.num_fed - 1], fed)
+        assert first == likeliest(predicted[fed.num_fed - 1], fed)
 
 
 def test_deeper_guesses_of_an_eagle_head_go_on_from_its_own() -> None:
@@ -89,8 +89,8 @@ def test_deeper_guesses_of_an_eagle_head_go_on_from_its_own() -> None:
     guesses = heads.guess(KEY, 1, text[:10], DEPTH)
     # As if the text went on as guessed: what training foretells there, guess by guess.
     imagined = Fed((*text[:10], *guesses))
-    foretold = module.foretell(pad([imagined.example()]), DEPTH)
-    assert guesses == [likeliest(foretold[place][0, 8 + place], fed) for place in range(DEPTH)]
+    predicted = module.predict(pad([imagined.example()]), DEPTH)
+    assert guesses == [likeliest(predicted[place][0, 8 + place], fed) for place in range(DEPTH)]
 
 
 def test_medusa_heads_serve_what_they_were_trained_to() -> None:
@@ -102,11 +102,11 @@ def test_medusa_heads_serve_what_they_were_trained_to() -> None:
         torch.nn.init.normal_(parameter, std=0.3)
     blocks = [[fed.target.hold(linear.weight, linear.bias)] for linear in module.blocks]
     heads = MedusaHeads(blocks, [fed.target.chooser(CHOSEN)], CHOSEN.tolist(), fed.store)
-    foretold = module.foretell(pad([fed.example()]), DEPTH)
+    predicted = module.predict(pad([fed.example()]), DEPTH)
     for count, wrong in ((7, (1, 1)), (1, ()), (3, (5,))):
         fed.feed(count, wrong)
         guesses = heads.guess(KEY, 1, text[: fed.num_fed + 1], DEPTH)
-        assert guesses == [likeliest(foretold[place][0, fed.num_fed - 1 + place], fed) for place in range(DEPTH)]
+        assert guesses == [likeliest(predicted[place][0, fed.num_fed - 1 + place], fed) for place in range(DEPTH)]
 
 
 def test_nothing_is_guessed_where_no_states_are() -> None:

@@ -11,8 +11,8 @@ from penstock.runtime.core.limits import Limits
 from penstock.runtime.core.runner import RunnerShape
 from penstock.runtime.core.scheduler import Scheduler
 from penstock.runtime.draft.drafter import Drafter
-from penstock.runtime.draft.heads import HeadDrafter
-from penstock.runtime.draft.model import ModelDrafter
+from penstock.runtime.draft.drafters.heads import HeadDrafter
+from penstock.runtime.draft.drafters.model import ModelDrafter
 from penstock.runtime.draft.speculator import Speculator
 from penstock.runtime.engine.engine import Engine
 from penstock.runtime.execution.eager.runner import ModelRunner

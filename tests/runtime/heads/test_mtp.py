@@ -50,7 +50,7 @@ class Published:
     def heads(self, fed: Fed) -> MtpHeads:
         return MtpHeads(self.layer, fed.model.spec, fed.target, fed.store)
 
-    def foretold(self, tokens: list[int], states: Tensor) -> Tensor:
+    def predicted(self, tokens: list[int], states: Tensor) -> Tensor:
         """Of pairs (token p, state of p - 1) from p = 1 on."""
         eps = self.theirs.config.rms_norm_eps
 
@@ -83,9 +83,9 @@ def test_guesses_are_those_of_the_published_layer(name: str, tmp_path: Path) -> 
         fed.feed(count, wrong)
         known = text[: fed.num_fed + 1]
         first, second = heads.guess(KEY, 1, known, 2)
-        foretold = model.foretold(known, states[: fed.num_fed])
-        assert first == model.token(foretold[-1])
-        further = model.foretold([*known, first], torch.cat((states[: fed.num_fed], foretold[-1:])))
+        predicted = model.predicted(known, states[: fed.num_fed])
+        assert first == model.token(predicted[-1])
+        further = model.predicted([*known, first], torch.cat((states[: fed.num_fed], predicted[-1:])))
         assert second == model.token(further[-1])
 
 

@@ -21,7 +21,7 @@ from penstock.runtime.models.sharding import shard_model
 from penstock.runtime.models.spec import ModelSpec
 from penstock.runtime.models.weights import Recipes, Tensor
 from penstock.runtime.ops.layout import BatchLayout
-from penstock.runtime.ops.packed import quantize
+from penstock.runtime.ops.quantized.packed import quantize
 from tests.runtime.parallel.threads import CPU, in_ranks
 from tests.runtime.test_native import SPECS
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.runtime.execution.parallel.processors import Processor, read_processors, shared
+from penstock.runtime.execution.parallel.machine.processors import Processor, read_processors, shared
 
 
 def machine(num_nodes: int, cores_each: int, threads: int = 1) -> list[Processor]:

@@ -7,7 +7,7 @@ import jsonschema
 import pytest
 
 from penstock.runtime.text.grammar.closing import closed, closed_text
-from penstock.service.server.forms import source_of
+from penstock.service.server.calls.forms import source_of
 from penstock.service.server.openai.request import response_form
 from tests.text.grammar.schemas import make_schema
 from tests.text.grammar.walk import compiler, tokenizer, write

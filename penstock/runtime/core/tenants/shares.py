@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 
-from penstock.runtime.core.roster import Roster
+from penstock.runtime.core.queue.roster import Roster
 from penstock.runtime.core.sequence import Sequence
 
 LINGER_S = 10.0

@@ -230,7 +230,7 @@ class EngineClient:
                 status = await self._live()
                 is_new = is_new and not self._ready_for_s
                 is_good = self._ready_for_s > USEFUL_S or (self._ready_for_s > 0.0 and len(self._requests) > 0)
-                self._bury(status)
+                self._end_requests(status)
                 if self.is_stopping:
                     return
                 num_failed = 0 if is_good else num_failed + 1
@@ -261,7 +261,7 @@ class EngineClient:
         tasks = [asyncio.create_task(self._listen(child)), asyncio.create_task(self._watch(child))]
         try:
             status = await child.wait()
-            await self._hear_the_rest(tasks[0])
+            await self._receive_the_rest(tasks[0])
             return status
         finally:
             for task in tasks:
@@ -272,7 +272,7 @@ class EngineClient:
             self._child = None
             await child.close()
 
-    async def _hear_the_rest(self, listening: "asyncio.Task[None]") -> None:
+    async def _receive_the_rest(self, listening: "asyncio.Task[None]") -> None:
         """Frames the process sent before it ended may still arrive: wait until none has come for a moment."""
         heard_s = -1.0
         while heard_s != self._pulse.heard_s and not listening.done():
@@ -389,7 +389,7 @@ class EngineClient:
         self.num_supervision_faults += 1
         LOGGER.exception("%s (%d so far)", what, self.num_supervision_faults)
 
-    def _bury(self, status: int) -> None:
+    def _end_requests(self, status: int) -> None:
         """The process is gone: end what cannot be resumed, keep the rest for its successor."""
         self.load = IDLE
         if self.on_blocks is not None:

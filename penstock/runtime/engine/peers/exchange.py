@@ -201,9 +201,9 @@ class PeerExchange:
         self._offers.follow(deltas)
         if not self._moved:
             return deltas
-        return tuple(map(self._told, deltas))
+        return tuple(map(self._reported, deltas))
 
-    def _told(self, delta: Delta) -> Delta:
+    def _reported(self, delta: Delta) -> Delta:
         num_moved = self._moved.get(delta.request_id, 0)
         if num_moved and delta.prefix is not None:
             num_moved = min(num_moved, delta.prefix.num_tokens)

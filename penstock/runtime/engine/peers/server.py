@@ -137,17 +137,17 @@ class BlockServer:
         try:
             while is_expected or waited_s < most_s:
                 try:
-                    told = news.take(ALIVE_S)
+                    handed = news.take(ALIVE_S)
                 except Empty:
                     waited_s += ALIVE_S
                     channel.send(ALIVE)
                     continue
-                is_expected, waited_s, most_s = told.is_expected, 0.0, GRACE_S
-                if told.blocks is not None:
-                    yield told.blocks.wait()
-                if told.is_over or not (waits or told.blocks or is_expected):
+                is_expected, waited_s, most_s = handed.is_expected, 0.0, GRACE_S
+                if handed.blocks is not None:
+                    yield handed.blocks.wait()
+                if handed.is_over or not (waits or handed.blocks or is_expected):
                     return
-                if told.blocks is not None:
+                if handed.blocks is not None:
                     self._put(ReadOn(reader_id))
         finally:
             self._put(ReadOn(reader_id, is_over=True))

@@ -51,8 +51,8 @@ class CacheOrders:
 
     def answers(self) -> tuple[CacheAnswer, ...]:
         """Since the last call."""
-        told, self._answers = tuple(self._answers), []
-        return told
+        answers, self._answers = tuple(self._answers), []
+        return answers
 
     def _export(self, order: CacheOrder) -> None:
         session = self._sessions.find(order.name)

@@ -152,10 +152,10 @@ class SessionBook:
 
     def facts(self, has: Callable[[bytes], tuple[bool, bool]], now: float) -> tuple[SessionFacts, ...]:
         """`has` tells whether host memory and the disk have a block."""
-        size, told = self._pool.block_size, []
+        size, found = self._pool.block_size, []
         for one in reversed(self._kept.values()):
             places = [has(hash) for hash in one.hashes]
-            told.append(
+            found.append(
                 SessionFacts(
                     one.name,
                     one.tenant,
@@ -166,7 +166,7 @@ class SessionBook:
                     round(max(now - one.used_s, 0.0), 1),
                 )
             )
-        return tuple(told)
+        return tuple(found)
 
     def pin(self, name: str, until_s: float) -> None:
         session = self.find(name)

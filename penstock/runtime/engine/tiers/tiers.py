@@ -279,7 +279,7 @@ class KVTiers:
 
     # What is told
 
-    def tell(self, deltas: tuple[Delta, ...]) -> tuple[Delta, ...]:
+    def report(self, deltas: tuple[Delta, ...]) -> tuple[Delta, ...]:
         """The same, with what tiers gave beside what the prefix cache gave."""
         self.sessions.follow(deltas, self._scheduler.roster.now)
         for delta in deltas:
@@ -287,9 +287,9 @@ class KVTiers:
                 self._swaps.forget(delta.request_id, delta.choice)
         if not self._hits or not any(delta.prefix is not None for delta in deltas):
             return deltas
-        return tuple([self._told(delta) if delta.prefix is not None else delta for delta in deltas])
+        return tuple([self._reported(delta) if delta.prefix is not None else delta for delta in deltas])
 
-    def _told(self, delta: Delta) -> Delta:
+    def _reported(self, delta: Delta) -> Delta:
         hit = self._hits.get(delta.request_id) if delta.choice else self._hits.pop(delta.request_id, None)
         if hit is None or delta.prefix is None:
             return delta

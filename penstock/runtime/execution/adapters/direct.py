@@ -146,8 +146,8 @@ def _moves(one: LinearPlace) -> list[tuple[Tensor | None, list[int]]]:
             (None if part is None else part.right, at_a, (one.rank, one.columns)),
             (None if part is None else part.left, at_b, (size, one.rank)),
         ):
-            told = (0,) * 5 if tensor is None else (tensor.storage_offset(), *tensor.stride(), *tensor.shape)
-            found.append((tensor, [*told, at, *shape]))
+            layout = (0,) * 5 if tensor is None else (tensor.storage_offset(), *tensor.stride(), *tensor.shape)
+            found.append((tensor, [*layout, at, *shape]))
         at_a += one.rank * one.columns
         at_b += size * one.rank
     return found

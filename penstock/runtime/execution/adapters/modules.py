@@ -93,10 +93,10 @@ class ModuleBank:
 
     def _rehearse(self) -> None:
         """Kernels that lay adapters out are compiled before somebody waits for one."""
-        told = torch.zeros((1, MOVE), dtype=torch.int64, device=self._like.device)
+        moves = torch.zeros((1, MOVE), dtype=torch.int64, device=self._like.device)
         for kind in INFINITIES:
             source = torch.zeros(1, dtype=kind, device=self._like.device)
-            lay_matrices(self._numbers[0], source, told, torch.zeros(1, device=self._like.device))
+            lay_matrices(self._numbers[0], source, moves, torch.zeros(1, device=self._like.device))
 
     def _swap(self, model: Decoder, spec: ModelSpec, step: AdapterStep, shard: ModelShard | None) -> int:
         """How many numbers a slot holds."""

@@ -1,9 +1,9 @@
 """An EAGLE head: one decoder layer that foretells the target's next hidden state from the one before and the token drawn there.
 
-    pair p:  embedding of token p, state of p - 1  ->  fc  ->  layer  ->  state of p, foretold  ->  token p + 1
+    pair p:  embedding of token p, state of p - 1  ->  fc  ->  layer  ->  state of p, predicted  ->  token p + 1
 
 Of pairs that are true the keys and values are kept, by generation. Guesses go on from the last of them with states that are
-foretold themselves; what those leave is written over. Nothing is normed behind the layer: the target's states are.
+predicted themselves; what those leave is written over. Nothing is normed behind the layer: the target's states are.
 """
 
 from collections.abc import Sequence
@@ -74,7 +74,7 @@ class EagleLayer:
         return stream, self._parts.qkv(stream if norm is None else self._norm(stream, norm))
 
     def leave(self, stream: Tensor, attended: Tensor) -> Tensor:
-        """States foretold."""
+        """States predicted."""
         stream = stream + self._parts.out(attended)
         gates, ups = self._parts.gate_up(self._norm(stream, self._parts.mlp_norm)).chunk(2, -1)
         return stream + self._parts.down(functional.silu(gates) * ups)

@@ -38,15 +38,15 @@ class MedusaHeads:
         state = self._store.at(row, len(tokens) - 2, len(tokens) - 1)
         if state is None:
             return []
-        foretold = [self._foretell(state, blocks) for blocks in self._blocks[:most]]
+        predicted = [self._predict(state, blocks) for blocks in self._blocks[:most]]
         if len(self._choosers) == 1:
-            places = self._choosers[0](torch.cat(foretold))
+            places = self._choosers[0](torch.cat(predicted))
         else:
-            places = [choose(x)[0] for choose, x in zip(self._choosers, foretold)]
+            places = [choose(x)[0] for choose, x in zip(self._choosers, predicted)]
         known = places[: places.index(-1)] if -1 in places else places
         return known if self._token_ids is None else [self._token_ids[place] for place in known]
 
-    def _foretell(self, state: Tensor, blocks: Sequence[Projection]) -> Tensor:
+    def _predict(self, state: Tensor, blocks: Sequence[Projection]) -> Tensor:
         for block in blocks:
             state = state + functional.silu(block(state))
         return state

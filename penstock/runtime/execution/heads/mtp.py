@@ -1,8 +1,8 @@
 """A multi-token-prediction layer (DeepSeek V3): a layer like the model's own, behind its last, foretells one token further.
 
-    norms of token p's embedding and of the state of p - 1  ->  join  ->  layer  ->  state of p, foretold  ->  norm  ->  token
+    norms of token p's embedding and of the state of p - 1  ->  join  ->  layer  ->  state of p, predicted  ->  norm  ->  token
 
-Its weights lie in the model's checkpoint. Deeper guesses use the layer again, on what it foretold itself.
+Its weights lie in the model's checkpoint. Deeper guesses use the layer again, on what it predicted itself.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,8 @@
 """Heads that read pairs of a token and the state before it (EAGLE, multi-token prediction), whatever computes a pair.
 
-    pair p:  token p, state of p - 1  ->  state of p, foretold  ->  token p + 1
+    pair p:  token p, state of p - 1  ->  state of p, predicted  ->  token p + 1
 
-What true pairs leave is kept by generation. Guesses go on from the last of them with states that are foretold themselves; what
+What true pairs leave is kept by generation. Guesses go on from the last of them with states that are predicted themselves; what
 those leave is written over.
 """
 
@@ -77,14 +77,14 @@ class PairHeads(ABC, Generic[C]):
         states = self._store.at(row, cache.end - 1, num_tokens - 1)
         if states is None or not len(states):
             return []
-        foretold = self._compute(cache, tokens[cache.end :], states, 0)
+        predicted = self._compute(cache, tokens[cache.end :], states, 0)
         cache.end = num_tokens
         guesses: list[int] = []
-        while (place := self._choose(foretold.chosen_by)[0]) >= 0:
+        while (place := self._choose(predicted.chosen_by)[0]) >= 0:
             guesses.append(place if self._token_ids is None else self._token_ids[place])
             if len(guesses) == most:
                 break
-            foretold = self._compute(cache, guesses[-1:], foretold.state, len(guesses) - 1)
+            predicted = self._compute(cache, guesses[-1:], predicted.state, len(guesses) - 1)
         if cache.end - cache.begin > MAX_KEPT:
             cache.forget_half()
         return guesses

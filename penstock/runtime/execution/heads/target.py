@@ -14,7 +14,7 @@ from penstock.runtime.layers.adapted.linear import LoraLinear
 from penstock.runtime.layers.adapted.table import LoraTable
 from penstock.runtime.layers.decoder import Decoder
 from penstock.runtime.ops.cpu import library as native
-from penstock.runtime.ops.packed import GROUP, Grouped, pack, quantize, unpack
+from penstock.runtime.ops.quantized.packed import GROUP, Grouped, pack, quantize, unpack
 
 Projection = Callable[[Tensor], Tensor]
 """x [rows, inputs] times a matrix, in float32."""

@@ -24,7 +24,7 @@ from penstock.runtime.execution.load.scaled import ScaledMatrix
 from penstock.runtime.formats.checkpoint import Checkpoint, RawTensor, quoted
 from penstock.runtime.formats.quants import dequantize_rows
 from penstock.runtime.models import weights as recipes
-from penstock.runtime.ops.packed import GROUP, Grouped, join_rows, quantize
+from penstock.runtime.ops.quantized.packed import GROUP, Grouped, join_rows, quantize
 
 Bytes = npt.NDArray[np.uint8]
 SLICE_VALUES = 1 << 22

@@ -17,7 +17,7 @@ from penstock.runtime.execution.load.audit import TensorAudit, check_numbers
 from penstock.runtime.formats.checkpoint import RawTensor, quoted
 from penstock.runtime.formats.quants import dequantize
 from penstock.runtime.models import weights as recipes
-from penstock.runtime.ops.packed import GROUP, Grouped, join_rows
+from penstock.runtime.ops.quantized.packed import GROUP, Grouped, join_rows
 
 AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 """Where in a word AutoAWQ keeps each of eight neighbouring outputs."""

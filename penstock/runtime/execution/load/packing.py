@@ -9,8 +9,8 @@ from torch import nn
 from penstock.runtime.layers.decoder import Decoder
 from penstock.runtime.layers.embedding import Embedding
 from penstock.runtime.layers.linear import Linear
-from penstock.runtime.layers.packed import Int8Linear, PackedEmbedding, PackedLinear
-from penstock.runtime.ops.packed import GROUP, Grouped
+from penstock.runtime.layers.quantized.packed import Int8Linear, PackedEmbedding, PackedLinear
+from penstock.runtime.ops.quantized.packed import GROUP, Grouped
 
 
 def can_pack(model: nn.Module, parameter: str) -> bool:

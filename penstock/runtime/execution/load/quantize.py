@@ -7,11 +7,11 @@ mixtures, which decide rather than compute; and the experts, which have kernels 
 from torch import nn
 
 from penstock.runtime.layers.attention import Attention
-from penstock.runtime.layers.fp8 import Fp8Gated, Fp8Linear, Fp8Norm
 from penstock.runtime.layers.layer import StreamLayer
 from penstock.runtime.layers.linear import Linear
 from penstock.runtime.layers.mlp import Gated, Ungated
 from penstock.runtime.layers.norm import RMSNorm
+from penstock.runtime.layers.quantized.fp8 import Fp8Gated, Fp8Linear, Fp8Norm
 
 KEPT = frozenset({"output", "router"})
 

@@ -14,7 +14,7 @@ from penstock.runtime.execution.load.audit import TensorAudit, check_numbers
 from penstock.runtime.formats.checkpoint import RawTensor, quoted
 from penstock.runtime.formats.quants import dequantize
 from penstock.runtime.models import weights as recipes
-from penstock.runtime.ops.packed import GROUP, Grouped
+from penstock.runtime.ops.quantized.packed import GROUP, Grouped
 
 VALUES = {"F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "I8": torch.int8}
 EXPONENT_BIAS = 127

@@ -23,7 +23,7 @@ from penstock.runtime.execution.native.load import gate_order
 from penstock.runtime.models.sharding import ModelShard
 from penstock.runtime.models.spec import ModelSpec
 from penstock.runtime.ops.cpu import library as native
-from penstock.runtime.ops.packed import GROUP, TILE, unpack
+from penstock.runtime.ops.quantized.packed import GROUP, TILE, unpack
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from penstock.runtime.execution.kv_cache import KVCache
 from penstock.runtime.execution.native.arena import large_zeros
 from penstock.runtime.models.spec import ModelSpec, only_gqa
 from penstock.runtime.ops.layout import LayerCache, ScaledCache
-from penstock.runtime.ops.packed import TILE
+from penstock.runtime.ops.quantized.packed import TILE
 
 
 class Part(NamedTuple):

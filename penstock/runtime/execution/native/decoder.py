@@ -18,7 +18,7 @@ from penstock.runtime.models.spec import GQA, Activation, GatedMLP, ModelSpec, R
 from penstock.runtime.ops.cpu import library as native
 from penstock.runtime.ops.cpu.library import Library
 from penstock.runtime.ops.layout import AnyCache, ScaledCache
-from penstock.runtime.ops.packed import GROUP, TILE, Packed
+from penstock.runtime.ops.quantized.packed import GROUP, TILE, Packed
 
 ACTIVATIONS: dict[Activation, int] = {"silu": 0, "gelu_tanh": 1}
 MAX_HEAD_DIM = 256

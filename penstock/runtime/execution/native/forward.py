@@ -51,7 +51,7 @@ class NativeForward:
         self._num_blocks_at = rows.num_blocks.ctypes.data
         self._drawn = np.zeros(num_rows, dtype=np.int64)
         # Made once: asking for them in every step would take longer than using them.
-        self._told, self._found = self._columns.data, self._drawn.data
+        self._inputs, self._found = self._columns.data, self._drawn.data
         self._expect(num_rows)
         self._angles = angles = parts.rotations.tables(model.ropes)  # the library reads them for as long as this lives
         self._step = native.RowsStep(
@@ -131,7 +131,7 @@ class NativeForward:
 
     def decode(self, starts: tuple[int, ...]) -> tuple[int, ...]:
         """Such a step; `NOT_DRAWN` stands for tokens of rows whose numbers are not finite."""
-        self._numbers.pack_into(self._told, len(starts) * NUMBER_BYTES, *starts)
+        self._numbers.pack_into(self._inputs, len(starts) * NUMBER_BYTES, *starts)
         self._run(starts)
         tokens = self._numbers.unpack_from(self._found)
         if NOT_DRAWN in tokens:
@@ -196,7 +196,7 @@ class NativeForward:
         count = len(columns[0])
         if count != self._count:
             self._expect(count)
-        self._table.pack_into(self._told, 0, *chain.from_iterable(columns))
+        self._table.pack_into(self._inputs, 0, *chain.from_iterable(columns))
         if num_tokens > self._num_states:
             self._make_states(num_tokens)
         self._step.num_chunks = count

@@ -19,7 +19,7 @@ from penstock.runtime.models import weights as recipes
 from penstock.runtime.models.spec import GatedMLP, ModelSpec
 from penstock.runtime.models.weights import sources
 from penstock.runtime.ops.cpu.library import Library, open_library
-from penstock.runtime.ops.packed import GROUP, pack
+from penstock.runtime.ops.quantized.packed import GROUP, pack
 
 MOST_BYTES_PER_WEIGHT = 2
 """Weights of 8 bits have scales besides, and rows are filled up to whole tiles."""

@@ -51,7 +51,7 @@ class LeadingAdapters:
         adapter = RankSums(self._world, number).read(self._slots, path)
         for rank in range(1, self._world.place.ranks.num_ranks):
             key = _key(number, rank)
-            digest, _, fault = _hear(self._world, key, rank).decode().partition(" ")
+            digest, _, fault = _receive(self._world, key, rank).decode().partition(" ")
             self._world.store.delete_key(key)
             if fault:
                 raise ModelFileError(f"rank {rank} cannot read it: {fault}")
@@ -143,21 +143,21 @@ class RankSums:
         try:
             return slots.read(path, self._add_up)
         except BaseException:
-            self._tell(b"")
+            self._send(b"")
             raise
 
     def _add_up(self, own: Tensor) -> Tensor:
         place = self._world.place
         first = place.rank - place.tensor_index
-        self._tell(own.float().contiguous().numpy().tobytes())
+        self._send(own.float().contiguous().numpy().tobytes())
         peers = range(first, first + place.ranks.tensor)
-        parts = [_hear(self._world, _sums_key(self._number, rank), rank) for rank in peers]
+        parts = [_receive(self._world, _sums_key(self._number, rank), rank) for rank in peers]
         if any(len(part) != own.numel() * 4 for part in parts):
             raise ModelFileError("another rank cannot read it")
         self.total = torch.stack([torch.frombuffer(bytearray(part), dtype=torch.float32) for part in parts]).sum(0)
         return self.total
 
-    def _tell(self, part: bytes) -> None:
+    def _send(self, part: bytes) -> None:
         key = _sums_key(self._number, self._world.place.rank)
         self._world.store.set(key, part)  # type: ignore[arg-type]  # it takes both
 
@@ -176,7 +176,7 @@ def _sums_key(number: int, rank: int) -> str:
     return f"{_key(number, rank)}/sums"
 
 
-def _hear(world: World, key: str, rank: int) -> bytes:
+def _receive(world: World, key: str, rank: int) -> bytes:
     """What a rank said. The store is looked at now and then: who waits at it keeps others from asking."""
     end_s = time.monotonic() + PATIENCE_S
     while not world.store.check([key]):

@@ -52,7 +52,7 @@ class LeadingRunner:
             self._held.draw()
         ticket = LeadTicket(self, batch, masks)
         if masks is None:
-            ticket.announce()
+            ticket.broadcast()
         else:
             self._held = ticket
         return ticket
@@ -83,13 +83,13 @@ class LeadTicket:
 
     def draw(self) -> None:
         with together():
-            self.announce().draw()
+            self.broadcast().draw()
 
     def result(self) -> StepOutput:
         with together():
-            return self.announce().result()
+            return self.broadcast().result()
 
-    def announce(self) -> Ticket:
+    def broadcast(self) -> Ticket:
         if self.ticket is None:
             self.ticket = self.runner.broadcast(self.batch, self.masks)
         return self.ticket

@@ -28,8 +28,8 @@ from torch.distributed import (  # type: ignore[attr-defined]
 )
 
 from penstock.errors import ConfigError, RankLostError
-from penstock.runtime.execution.parallel.card import CardPeers
-from penstock.runtime.execution.parallel.shared import SharedPeers
+from penstock.runtime.execution.parallel.machine.card import CardPeers
+from penstock.runtime.execution.parallel.machine.shared import SharedPeers
 from penstock.runtime.models.ranks import RankPlace
 from penstock.runtime.ops.parallel.collective import Alone, Peers
 

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from penstock.runtime.layers.adapted.step import AdapterStep
 from penstock.runtime.models.spec import Activation
-from penstock.runtime.ops.fp8 import Fp8
 from penstock.runtime.ops.grouped.lora import LoraBank, Product, add_lora, add_lora_gated
+from penstock.runtime.ops.quantized.fp8 import Fp8
 
 
 class LoraLinear(nn.Module):

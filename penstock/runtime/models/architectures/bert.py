@@ -5,10 +5,16 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.runtime.models import naming
-from penstock.runtime.models.fields import Fields
-from penstock.runtime.models.gguf_head import GgufHead
-from penstock.runtime.models.pooling import Pooling, pooling_from_gguf
-from penstock.runtime.models.shape import MAX_POSITIONS, MAX_TOKEN_TYPES, DecoderShape, activation, shape_from_config
+from penstock.runtime.models.reading.fields import Fields
+from penstock.runtime.models.reading.gguf_head import GgufHead
+from penstock.runtime.models.reading.pooling import Pooling, pooling_from_gguf
+from penstock.runtime.models.reading.shape import (
+    MAX_POSITIONS,
+    MAX_TOKEN_TYPES,
+    DecoderShape,
+    activation,
+    shape_from_config,
+)
 from penstock.runtime.models.spec import Activation, ModelSpec, Norm, PlainMLP
 from penstock.runtime.models.weights import Recipes, Tensor
 

@@ -6,10 +6,10 @@ from typing import Any
 
 from penstock.runtime.models import naming
 from penstock.runtime.models.architectures import gemma2
-from penstock.runtime.models.fields import Fields
-from penstock.runtime.models.gguf_head import GgufHead
-from penstock.runtime.models.positions import rope_from_config, rope_from_section
-from penstock.runtime.models.shape import (
+from penstock.runtime.models.reading.fields import Fields
+from penstock.runtime.models.reading.gguf_head import GgufHead
+from penstock.runtime.models.reading.positions import rope_from_config, rope_from_section
+from penstock.runtime.models.reading.shape import (
     MAX_LAYERS,
     DecoderShape,
     activation,

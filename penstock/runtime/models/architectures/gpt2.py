@@ -5,9 +5,16 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.runtime.models import naming
-from penstock.runtime.models.fields import Fields
-from penstock.runtime.models.gguf_head import GgufHead
-from penstock.runtime.models.shape import MAX_HIDDEN, MAX_POSITIONS, DecoderShape, SizeNames, activation, read_shape
+from penstock.runtime.models.reading.fields import Fields
+from penstock.runtime.models.reading.gguf_head import GgufHead
+from penstock.runtime.models.reading.shape import (
+    MAX_HIDDEN,
+    MAX_POSITIONS,
+    DecoderShape,
+    SizeNames,
+    activation,
+    read_shape,
+)
 from penstock.runtime.models.spec import Activation, Layer, ModelSpec, Norm, PlainMLP
 from penstock.runtime.models.weights import Recipe, Recipes, Swap, Tensor
 

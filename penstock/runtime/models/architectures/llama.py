@@ -5,10 +5,10 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.runtime.models import naming
-from penstock.runtime.models.fields import Fields
-from penstock.runtime.models.gguf_head import GgufHead
-from penstock.runtime.models.positions import rope_from_config
-from penstock.runtime.models.shape import activation, shape_from_config
+from penstock.runtime.models.reading.fields import Fields
+from penstock.runtime.models.reading.gguf_head import GgufHead
+from penstock.runtime.models.reading.positions import rope_from_config
+from penstock.runtime.models.reading.shape import activation, shape_from_config
 from penstock.runtime.models.spec import GatedMLP, ModelSpec, only_gqa
 from penstock.runtime.models.weights import HalvesPaired, Recipe, Recipes, Tensor
 

@@ -6,10 +6,16 @@ from typing import Any
 
 from penstock.runtime.models import naming
 from penstock.runtime.models.architectures import llama
-from penstock.runtime.models.fields import Fields
-from penstock.runtime.models.gguf_head import GgufHead
-from penstock.runtime.models.positions import rope_from_config
-from penstock.runtime.models.shape import MAX_LAYERS, activation, shape_from_config, sliding_layers, sliding_window
+from penstock.runtime.models.reading.fields import Fields
+from penstock.runtime.models.reading.gguf_head import GgufHead
+from penstock.runtime.models.reading.positions import rope_from_config
+from penstock.runtime.models.reading.shape import (
+    MAX_LAYERS,
+    activation,
+    shape_from_config,
+    sliding_layers,
+    sliding_window,
+)
 from penstock.runtime.models.spec import GatedMLP, Layer, ModelSpec
 
 recipes = llama.recipes

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from penstock.errors import EngineError, StepInterruptedError
-from penstock.runtime.ops.int8 import PackedInt8
-from penstock.runtime.ops.packed import Packed
+from penstock.runtime.ops.quantized.int8 import PackedInt8
+from penstock.runtime.ops.quantized.packed import Packed
 
 ABI = 7
 HALVES = 2

@@ -15,8 +15,8 @@ def lay_matrices(target: Tensor, source: Tensor, moves: Tensor, scales: Tensor) 
 
     `moves` is int64 [matrices, 8], `scales` float32 [matrices].
     """
-    for told, scale in zip(moves.tolist(), scales.tolist(), strict=True):
-        first, row, column, rows, columns, at, all_rows, all_columns = told
+    for move, scale in zip(moves.tolist(), scales.tolist(), strict=True):
+        first, row, column, rows, columns, at, all_rows, all_columns = move
         place = target[at : at + all_rows * all_columns].view(all_rows, all_columns)
         place.zero_()
         if rows:

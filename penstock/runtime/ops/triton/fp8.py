@@ -10,7 +10,7 @@ from torch import Tensor
 
 from penstock.runtime.models.spec import Activation
 from penstock.runtime.ops.activation import CLAMP, SHARPNESS
-from penstock.runtime.ops.fp8 import LEAST, MOST, Fp8, multiply_fp8, round_gated, round_normed, round_rows
+from penstock.runtime.ops.quantized.fp8 import LEAST, MOST, Fp8, multiply_fp8, round_gated, round_normed, round_rows
 from penstock.runtime.ops.triton.activation import KINDS, activated
 from penstock.runtime.ops.triton.host.chain import await_others, chained
 from penstock.runtime.ops.triton.host.launch import entry

@@ -11,8 +11,8 @@ from torch.nn import functional
 
 from penstock.runtime.models.spec import Activation
 from penstock.runtime.ops.activation import gate
-from penstock.runtime.ops.int8 import LEAST, MOST, Int8, multiply_int8, round_int8
-from penstock.runtime.ops.packed import (
+from penstock.runtime.ops.quantized.int8 import LEAST, MOST, Int8, multiply_int8, round_int8
+from penstock.runtime.ops.quantized.packed import (
     LANES,
     PackedWords,
     embed_packed,

@@ -51,7 +51,9 @@ class Budget:
         return cls(BASE_STEPS // 10, BASE_CHARACTERS // 10)
 
     @classmethod
-    def for_input(cls, size: Size) -> "Budget":
+    def for_input(cls, values: Any) -> "Budget":
+        """For values that are known to be small enough to go through, such as a request's messages."""
+        size = cls(1 << 62, 1 << 62).value(values)
         steps = BASE_STEPS + STEPS_PER_VALUE * size.values + size.characters // 16
         return cls(steps, BASE_CHARACTERS + COPIES * size.characters)
 
@@ -126,8 +128,3 @@ class Budget:
 def characters_of(text: str) -> int:
     """Characters as memory counts them: beyond ASCII they take up to four bytes."""
     return len(text) if text.isascii() else 4 * len(text)
-
-
-def size_of(value: Any) -> Size:
-    """Size of a value that is known to be small enough to go through, such as a request's messages."""
-    return Budget(1 << 62, 1 << 62).value(value)

@@ -11,17 +11,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import jinja2
-from jinja2.exceptions import SecurityError
-
 from penstock.errors import ModelFileError, RequestError
-from penstock.runtime.text.template.budget import MAX_DEPTH, Budget, TemplateLimitError, size_of
-from penstock.runtime.text.template.meter import RefusedNode
-from penstock.runtime.text.template.sandbox import Clock, Sandbox, TemplateRefusal
-from penstock.runtime.text.template.shape import TemplateShape, calls_as_text, described, probe
+from penstock.runtime.text.template.budget import MAX_DEPTH
+from penstock.runtime.text.template.sandbox import MAX_SOURCE_CHARACTERS, CompiledTemplate, Sandbox
 from penstock.runtime.text.tokenizer.tokenizer import Tokenizer, read_json
 
-MAX_SOURCE_CHARACTERS = 1 << 17
 DEFAULT, TOOL_USE = "default", "tool_use"
 
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
@@ -59,7 +53,7 @@ class ChatTemplate:
         self.source = by_name.get(DEFAULT, next(iter(by_name.values())))
         self.tool_source = by_name.get(TOOL_USE, self.source)
         """The template that is used where there are tools."""
-        self._plain = _Compiled(self._sandbox, self.source, self._special_tokens)
+        self._plain = CompiledTemplate(self._sandbox, self.source, self._special_tokens)
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, object], tokenizer: Tokenizer) -> "ChatTemplate | None":
@@ -86,19 +80,10 @@ class ChatTemplate:
         return cls(sources, special_tokens=tokenizer.special_tokens) if sources else None
 
     @cached_property
-    def _with_tools(self) -> "_Compiled":
+    def _with_tools(self) -> CompiledTemplate:
         if self.tool_source == self.source:
             return self._plain
-        return _Compiled(self._sandbox, self.tool_source, self._special_tokens)
-
-    def conversation(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
-    ) -> tuple[Sequence[Mapping[str, Any]], dict[str, Any]]:
-        """The messages to render, and what else to render them with: tools and calls that it does not know are texts."""
-        source = self.tool_source if tools else self.source
-        if tools and "tools" not in source:
-            return described(messages, tools), {}
-        return messages if "tool_calls" in source else calls_as_text(messages), {"tools": list(tools)} if tools else {}
+        return CompiledTemplate(self._sandbox, self.tool_source, self._special_tokens)
 
     def render(
         self,
@@ -123,9 +108,9 @@ class ChatTemplate:
         values: dict[str, Any] = {
             key: _plain(value, "variables") for key, value in _checked_variables(variables or {}).items()
         }
-        values["tools"] = None if tools is None else _checked_objects(tools, "tools")
+        checked_tools = None if tools is None else _checked_objects(tools, "tools")
+        values["messages"], values["tools"] = template.shape.fit(_checked_messages(messages), checked_tools)
         values["documents"] = None if documents is None else _checked_objects(documents, "documents")
-        values["messages"] = template.shape.fit(_checked_messages(messages))
         values = (values if cover is None else cover(values)) | self._special_tokens
         values["add_generation_prompt"] = add_generation_prompt
         if continue_final_message:
@@ -134,70 +119,21 @@ class ChatTemplate:
                     "continue_final_message and add_generation_prompt exclude each other; set one",
                     param="continue_final_message",
                 )
-            return template.render_continued(values, now)
+            return _continued(template, values, now)
         return template.render(values, now)
 
 
-class _Compiled:
-    """One template, compiled."""
-
-    def __init__(self, sandbox: Sandbox, source: str, special_tokens: Mapping[str, str]) -> None:
-        self._sandbox = sandbox
-        self._special_tokens = special_tokens
-        if len(source) > MAX_SOURCE_CHARACTERS:
-            raise ModelFileError(
-                f"the chat template has {len(source)} characters; templates may have {MAX_SOURCE_CHARACTERS}"
-            )
-        try:
-            self._template = sandbox.from_string(source)
-        except RefusedNode as error:
-            raise ModelFileError(f"the chat template is refused: {error}") from error
-        except (jinja2.TemplateError, SyntaxError, ValueError, RecursionError, MemoryError) as error:
-            raise ModelFileError(f"the chat template does not compile: {_shown(error)}") from error
-
-    @cached_property
-    def shape(self) -> TemplateShape:
-        known = {**self._special_tokens, "strftime_now": Clock(datetime.min)}
-        return probe(lambda values: self._run(known | dict(values), Budget.for_probe()))
-
-    def render(self, values: dict[str, Any], now: datetime | None) -> str:
-        clock = {} if now is None else {"strftime_now": Clock(now)}
-        return self._run(values | clock, Budget.for_input(size_of(values)))
-
-    def _run(self, values: Mapping[str, Any], budget: Budget) -> str:
-        """Run the template; every way it can end but well is a `RequestError` or a `ModelFileError`."""
-        try:
-            with self._sandbox.spending(budget):
-                context = self._template.new_context(dict(values))
-                return "".join(self._template.root_render_func(context))
-        except TemplateRefusal as error:
-            raise RequestError(
-                f"the model's chat template refuses these messages: {error}", param="messages"
-            ) from error
-        except SecurityError as error:
-            raise ModelFileError(f"the chat template tries what it may not do: {_shown(error)}") from error
-        except (TemplateLimitError, RecursionError, MemoryError, OverflowError) as error:
-            raise RequestError(
-                f"the model's chat template was stopped on these messages: {_shown(error)}",
-                param="messages",
-                code="template_limit",
-            ) from error
-        except Exception as error:
-            raise RequestError(
-                f"the model's chat template cannot render these messages: {_shown(error)}", param="messages"
-            ) from error
-
-    def render_continued(self, values: dict[str, Any], now: datetime | None) -> str:
-        """The prompt up to the end of the last message, found by a mark left there."""
-        content, last = _marked(values["messages"][-1])
-        rendered = self.render(values | {"messages": [*values["messages"][:-1], last]}, now)
-        mark = _CONTINUE_MARK.strip()
-        position = rendered.rfind(mark)
-        if position < 0 or content.strip() not in rendered:
-            raise RequestError("the chat template does not show the last message, so it cannot be continued")
-        kept = rendered[:position]
-        # Where the template trims messages, the mark's own blank is gone and so are those before it.
-        return kept if rendered.startswith(_CONTINUE_MARK, position) else kept.rstrip()
+def _continued(template: CompiledTemplate, values: dict[str, Any], now: datetime | None) -> str:
+    """The prompt up to the end of the last message, found by a mark left there."""
+    content, last = _marked(values["messages"][-1])
+    rendered = template.render(values | {"messages": [*values["messages"][:-1], last]}, now)
+    mark = _CONTINUE_MARK.strip()
+    position = rendered.rfind(mark)
+    if position < 0 or content.strip() not in rendered:
+        raise RequestError("the chat template does not show the last message, so it cannot be continued")
+    kept = rendered[:position]
+    # Where the template trims messages, the mark's own blank is gone and so are those before it.
+    return kept if rendered.startswith(_CONTINUE_MARK, position) else kept.rstrip()
 
 
 def _checked_variables(variables: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -277,7 +213,3 @@ def _read_text(file: Path) -> str:
         return file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ModelFileError(f"{file} is not UTF-8: {error.reason}") from error
-
-
-def _shown(error: BaseException) -> str:
-    return f"{str(error)[:300] or type(error).__name__}"

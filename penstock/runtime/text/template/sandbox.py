@@ -10,13 +10,14 @@ needs no clock, no signal and no second process, so it works in any thread and s
 import re
 import threading
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
+from functools import cached_property
 from string import Formatter
 from typing import Any
 
-from jinja2 import nodes
+from jinja2 import TemplateError, nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
@@ -24,8 +25,9 @@ from jinja2.runtime import Context, LoopContext, Macro, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter, safe_range
 from jinja2.utils import Cycler, Joiner, Namespace, pass_context
 
+from penstock.errors import ModelFileError, RequestError
 from penstock.runtime.text.template.budget import MAX_INTEGER_BITS, Budget, TemplateLimitError, characters_of
-from penstock.runtime.text.template.meter import COMPARE, CONCATENATE, SLICE, STEP, meter
+from penstock.runtime.text.template.meter import COMPARE, CONCATENATE, SLICE, STEP, RefusedNode, meter
 from penstock.runtime.text.template.sandbox_filters import (
     CALL_STEPS,
     account,
@@ -35,7 +37,9 @@ from penstock.runtime.text.template.sandbox_filters import (
     pay_percent_format,
 )
 from penstock.runtime.text.template.sandbox_methods import is_allowed, pay
+from penstock.runtime.text.template.shape import TemplateShape, probe
 
+MAX_SOURCE_CHARACTERS = 1 << 17
 _DATE_FORMAT = re.compile(r"(?:[^%]|%-?[A-Za-z%])*")
 MAX_DATE_FORMAT = 200
 
@@ -195,6 +199,57 @@ class Sandbox(ImmutableSandboxedEnvironment):
             budget.leave()
 
 
+class CompiledTemplate:
+    """One template in its sandbox."""
+
+    def __init__(self, sandbox: Sandbox, source: str, special_tokens: Mapping[str, str]) -> None:
+        self._sandbox = sandbox
+        self._source = source
+        self._special_tokens = special_tokens
+        if len(source) > MAX_SOURCE_CHARACTERS:
+            raise ModelFileError(
+                f"the chat template has {len(source)} characters; templates may have {MAX_SOURCE_CHARACTERS}"
+            )
+        try:
+            self._template = sandbox.from_string(source)
+        except RefusedNode as error:
+            raise ModelFileError(f"the chat template is refused: {error}") from error
+        except (TemplateError, SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            raise ModelFileError(f"the chat template does not compile: {_shown(error)}") from error
+
+    @cached_property
+    def shape(self) -> TemplateShape:
+        known = {**self._special_tokens, "strftime_now": Clock(datetime.min)}
+        return probe(self._source, lambda values: self._run(known | dict(values), Budget.for_probe()))
+
+    def render(self, values: dict[str, Any], now: datetime | None) -> str:
+        """What it makes of values, within a budget that follows from their size."""
+        clock = {} if now is None else {"strftime_now": Clock(now)}
+        return self._run(values | clock, Budget.for_input(values))
+
+    def _run(self, values: dict[str, Any], budget: Budget) -> str:
+        """Every way it can end but well is a `RequestError` or a `ModelFileError`."""
+        try:
+            with self._sandbox.spending(budget):
+                return "".join(self._template.root_render_func(self._template.new_context(values)))
+        except TemplateRefusal as error:
+            raise RequestError(
+                f"the model's chat template refuses these messages: {error}", param="messages"
+            ) from error
+        except SecurityError as error:
+            raise ModelFileError(f"the chat template tries what it may not do: {_shown(error)}") from error
+        except (TemplateLimitError, RecursionError, MemoryError, OverflowError) as error:
+            raise RequestError(
+                f"the model's chat template was stopped on these messages: {_shown(error)}",
+                param="messages",
+                code="template_limit",
+            ) from error
+        except Exception as error:
+            raise RequestError(
+                f"the model's chat template cannot render these messages: {_shown(error)}", param="messages"
+            ) from error
+
+
 class GenerationBlock(Extension):
     """`{% generation %}` marks what an assistant wrote, for training; rendering shows it as it is."""
 
@@ -293,3 +348,7 @@ def _check_integer(value: Any) -> Any:
     if isinstance(value, int) and value.bit_length() > MAX_INTEGER_BITS:
         raise TemplateLimitError("a number has too many digits")
     return value
+
+
+def _shown(error: BaseException) -> str:
+    return f"{str(error)[:300] or type(error).__name__}"

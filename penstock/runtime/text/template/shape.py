@@ -6,7 +6,7 @@ template that has no tools, or no calls, they are written into the conversation 
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +33,8 @@ _ARGUMENTS_TEXT = json.dumps(_ARGUMENTS)
 class TemplateShape:
     """How messages are brought into the form the template reads."""
 
+    knows_tools: bool
+    knows_calls: bool
     joins_parts: bool
     """Content is text: parts are joined by newlines."""
     wraps_text: bool
@@ -42,8 +44,15 @@ class TemplateShape:
     writes_arguments: bool
     """Tool arguments are JSON text: objects are written."""
 
-    def fit(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        return [self._fit(message, index) for index, message in enumerate(messages)]
+    def fit(
+        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None
+    ) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
+        """The messages and tools that it is given; what it knows nothing of stands in the messages."""
+        if tools and not self.knows_tools:
+            messages, tools = _described(messages, tools), None
+        elif not self.knows_calls:
+            messages = _calls_as_text(messages)
+        return [self._fit(message, index) for index, message in enumerate(messages)], tools
 
     def _fit(self, message: dict[str, Any], index: int) -> dict[str, Any]:
         content = message.get("content")
@@ -68,7 +77,7 @@ class TemplateShape:
         return call | {"function": function | {"arguments": arguments}}
 
 
-def probe(render: Render) -> TemplateShape:
+def probe(source: str, render: Render) -> TemplateShape:
     """Find what the template reads. One that shows none of the probes is taken to read text."""
     reads_text = _NEEDLE in _shown(render, _NEEDLE)
     parts = _shown(render, [{"type": "text", "text": _NEEDLE}])
@@ -78,6 +87,8 @@ def probe(render: Render) -> TemplateShape:
     takes_objects = all(word in objects for word in (_NEEDLE, _ARGUMENTS[_NEEDLE]))
     takes_texts = _ARGUMENTS_TEXT in texts
     return TemplateShape(
+        knows_tools="tools" in source,
+        knows_calls="tool_calls" in source,
         joins_parts=not reads_parts,
         wraps_text=reads_parts and not reads_text,
         reads_arguments=takes_objects and not takes_texts,
@@ -120,23 +131,23 @@ def object_in(text: str) -> Any:
     return value if isinstance(value, dict) else text
 
 
-def described(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _described(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The conversation for a template that knows no tools: they stand in the system message, calls and results in texts."""
-    plain = calls_as_text(messages)
+    plain = _calls_as_text(messages)
     text = HEAD.format(tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
     if plain and plain[0]["role"] == "system":
-        return [plain[0] | {"content": f"{plain[0]['content']}\n\n{text}"}, *plain[1:]]
+        return [plain[0] | {"content": f"{_text_of(plain[0], 0)}\n\n{text}".lstrip()}, *plain[1:]]
     return [{"role": "system", "content": text}, *plain]
 
 
-def calls_as_text(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _calls_as_text(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The conversation with calls and results as texts. Results, and what the user says after them, are one turn."""
     plain: list[dict[str, Any]] = []
     is_answered = False
-    for message in messages:
+    for index, message in enumerate(messages):
         is_result = message["role"] in RESULT_ROLES
-        turn = _told(message)
-        if is_answered and turn["role"] == "user" and isinstance(turn["content"], str):
+        turn = _turn_of(message, index)
+        if is_answered and turn["role"] == "user" and isinstance(turn.get("content"), str):
             plain[-1] = turn | {"content": f"{plain[-1]['content']}\n{turn['content']}"}
         else:
             plain.append(turn)
@@ -144,13 +155,20 @@ def calls_as_text(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]
     return plain
 
 
-def _told(message: Mapping[str, Any]) -> dict[str, Any]:
+def _turn_of(message: Mapping[str, Any], index: int) -> dict[str, Any]:
     if message["role"] in RESULT_ROLES:
-        return {"role": "user", "content": f"<tool_response>\n{message.get('content') or ''}\n</tool_response>"}
+        return {"role": "user", "content": f"<tool_response>\n{_text_of(message, index)}\n</tool_response>"}
     calls = message.get("tool_calls")
     if not calls:
         return dict(message)
-    texts = [message["content"]] if message.get("content") else []
-    for call in calls:
-        texts.append(f"<tool_call>\n{json.dumps(call['function'], ensure_ascii=False)}\n</tool_call>")
-    return {"role": message["role"], "content": "\n".join(texts)}
+    if not isinstance(calls, list) or not all(isinstance(call, dict) and "function" in call for call in calls):
+        where = f"messages[{index}].tool_calls"
+        raise RequestError(f"{where} must be a list of objects with a function each", param=where)
+    text = _text_of(message, index)
+    written = [f"<tool_call>\n{json.dumps(call['function'], ensure_ascii=False)}\n</tool_call>" for call in calls]
+    return {"role": message["role"], "content": "\n".join([text, *written] if text else written)}
+
+
+def _text_of(message: Mapping[str, Any], index: int) -> str:
+    content = message.get("content") or ""
+    return _joined(content, index) if isinstance(content, list) else str(content)

@@ -50,12 +50,12 @@ def _operation(words: str) -> dict[str, Any]:
 
 def docs_page(version: str) -> bytes:
     """The document for people: every route, what it does and takes. No secret: what it names asks for the key."""
-    told = document(version)
+    described = document(version)
     rows = []
-    for path, operations in told["paths"].items():
+    for path, operations in described["paths"].items():
         for method, operation in operations.items():
             schema = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
-            named = told["components"]["schemas"].get(schema.get("$ref", "").rpartition("/")[2], schema)
+            named = described["components"]["schemas"].get(schema.get("$ref", "").rpartition("/")[2], schema)
             fields = ", ".join(named.get("properties", ())) or named.get("description", "")
             cells = (f"{method.upper()} {path}", operation["summary"], fields)
             rows.append("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>")

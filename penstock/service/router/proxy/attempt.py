@@ -88,7 +88,7 @@ class Attempt:
     def on_head(self, status: int, headers: Headers) -> None:
         if self.is_left:
             return
-        self.replica.heard_s = self.replica.told_s = now = self._host.now()
+        self.replica.heard_s = self.replica.moved_s = now = self._host.now()
         if not self.has_answered:
             self.has_answered = True
             waited_s = now - self.sent_s
@@ -101,7 +101,7 @@ class Attempt:
 
     def on_part(self, data: bytes) -> None:
         if not self.is_left:
-            self.replica.heard_s = self.replica.told_s = self._host.now()
+            self.replica.heard_s = self.replica.moved_s = self._host.now()
             self._listener.on_part(data)
 
     def on_end(self) -> None:

@@ -23,11 +23,11 @@ from penstock.runtime.text.stream.segments import (
     arguments_of,
 )
 from penstock.service.server.anthropic.dialect import DIALECT
+from penstock.service.server.calls.call import LENGTH, TOOL_CALLS, Call, Piece
+from penstock.service.server.calls.usage import usage_of, what_is_forgotten
 from penstock.service.server.dialect import AnswerEncoder, Dialect
-from penstock.service.server.http.call import LENGTH, TOOL_CALLS, Call, Piece
 from penstock.service.server.http.exchange import random_hex
 from penstock.service.server.http.faults import ApiError
-from penstock.service.server.usage import usage_of, what_is_forgotten
 
 _SIGNING_KEY = secrets.token_bytes(32)
 
@@ -43,7 +43,7 @@ class MessageEncoder(AnswerEncoder):
     _max_tokens: int
     """0: the cache was to be filled, and what had to be drawn for it is kept back."""
     _request_id: str
-    _tells_miss: bool
+    _reports_miss: bool
     _blocks: list[dict[str, Any]] = field(default_factory=list)
     _open: str | None = None
     """Kind of the block that is open, the last."""
@@ -61,16 +61,16 @@ class MessageEncoder(AnswerEncoder):
     def reporting(self, pieces: Sequence[Piece]) -> bytes:
         for piece in pieces:
             for segment in piece.segments if self._max_tokens else ():
-                self._tell(segment)
+                self._write(segment)
             self._take_finish(piece)
-        return self._told()
+        return self._payload()
 
     def closing(self, call: Call, timings: dict[str, float] | None) -> bytes:
         self._close_block()
         delta = {"stop_reason": self._stop_reason(call), "stop_sequence": self._stop}
         self._event("message_delta", {"delta": delta, "usage": self._usage(call)})
         self._event("message_stop", {})
-        return self._told()
+        return self._payload()
 
     def failing(self, error: ApiError) -> bytes:
         return DIALECT.error_event(error, self._request_id)
@@ -94,7 +94,7 @@ class MessageEncoder(AnswerEncoder):
             "stop_reason": stop_reason,
             "usage": self._usage(call) | {"service_tier": "standard"},
         }
-        if self._tells_miss:
+        if self._reports_miss:
             message["diagnostics"] = {"cache_miss_reason": call.writers[0].cache_miss or None}
         return message
 
@@ -135,7 +135,7 @@ class MessageEncoder(AnswerEncoder):
 
     # Events
 
-    def _tell(self, segment: Segment) -> None:
+    def _write(self, segment: Segment) -> None:
         match segment:
             case ContentText(text):
                 self._enter_block("text", {"type": "text", "text": ""})
@@ -186,7 +186,7 @@ class MessageEncoder(AnswerEncoder):
     def _event(self, name: str, fields: dict[str, Any]) -> None:
         self._unsent.append(DIALECT.event(name, fields))
 
-    def _told(self) -> bytes:
+    def _payload(self) -> bytes:
         data = b"".join(self._unsent)
         self._unsent.clear()
         return data

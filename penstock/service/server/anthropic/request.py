@@ -11,7 +11,7 @@ import msgspec
 
 from penstock.runtime.text.tools.grammar import Tool
 from penstock.service.server.anthropic.protocol import Block, CacheControl, CountBody, MessagesBody, ToolParam
-from penstock.service.server.generation import (
+from penstock.service.server.calls.generation import (
     TEXT,
     CacheHints,
     CachePin,

@@ -8,10 +8,10 @@ from starlette.requests import Request
 from penstock.service.server.anthropic.encoder import MessageEncoder
 from penstock.service.server.anthropic.protocol import REFUSED, CountBody, MessagesBody
 from penstock.service.server.anthropic.request import chat_of, generation_of
+from penstock.service.server.calls.prepare import prepare, prompt_of_chat
 from penstock.service.server.front import Counted, Front, Prepared, front_of
 from penstock.service.server.http.answer import Json
 from penstock.service.server.http.exchange import random_hex
-from penstock.service.server.prepare import prepare, prompt_of_chat
 from penstock.service.server.served import ServedModel
 
 
@@ -20,8 +20,8 @@ async def create_message(request: Request) -> Counted:
     begun = await front.begin(request, MessagesBody, REFUSED)
     body, model, caller = begun.body, begun.model, begun.caller
     call = await prepare(model, caller, generation_of(body))
-    message_id, tells_miss = f"msg_{random_hex()}", body.diagnostics is not None
-    encoder = MessageEncoder(message_id, model.name, body.max_tokens, caller.request_id, tells_miss)
+    message_id, reports_miss = f"msg_{random_hex()}", body.diagnostics is not None
+    encoder = MessageEncoder(message_id, model.name, body.max_tokens, caller.request_id, reports_miss)
     return Counted(front, Prepared(model, call, encoder), begun)
 
 

@@ -9,6 +9,8 @@ HEADERS = [
 ]
 DONE = b"data: [DONE]\n\n"
 PING = b": ping\n\n"
+PING_S = 10.0
+"""A stream on which nothing was written for so long gets a sign of life."""
 END = b"\n\n"
 
 _SEPARATORS = tuple((mark.encode(), f"\\u{ord(mark):04x}".encode()) for mark in "\u0085\u2028\u2029")

@@ -8,6 +8,7 @@ import msgspec
 from starlette.requests import Request
 
 from penstock.service.edge.paging import page_of
+from penstock.service.server.calls.usage import check_bound
 from penstock.service.server.front import body_of, caller_of, tenant_of
 from penstock.service.server.http.answer import Json
 from penstock.service.server.http.faults import ApiError, ErrorKind, invalid, not_found
@@ -17,7 +18,6 @@ from penstock.service.server.jobs.lines import batch_bound
 from penstock.service.server.jobs.protocol import BatchBody
 from penstock.service.server.jobs.runner import BatchRunner
 from penstock.service.server.jobs.service import Jobs
-from penstock.service.server.usage import check_bound
 from penstock.service.store import jobs as tables
 from penstock.service.store.database import reading, writing
 from penstock.service.store.jobs import OPEN, BatchRow

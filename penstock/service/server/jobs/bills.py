@@ -11,11 +11,11 @@ from starlette.requests import Request
 
 from penstock.errors import StoreError
 from penstock.service.marks import TokenBound
-from penstock.service.server.generation import Caller
+from penstock.service.server.calls.call import Call
+from penstock.service.server.calls.generation import Caller
+from penstock.service.server.calls.usage import usage_of
 from penstock.service.server.http.answer import Json
-from penstock.service.server.http.call import Call
 from penstock.service.server.http.exchange import exchange_of
-from penstock.service.server.usage import usage_of
 from penstock.service.store import bills as tables
 from penstock.service.store.bills import AccountRow, Bill
 from penstock.service.store.database import Database, Transaction, Work, reading, writing

@@ -6,8 +6,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from penstock.service.server.calls.generation import Caller
+from penstock.service.server.calls.usage import usage_of
 from penstock.service.server.front import Front, Prepared
-from penstock.service.server.generation import Caller
 from penstock.service.server.http.body import convert
 from penstock.service.server.openai import protocol as openai
 from penstock.service.server.openai.chat import prepare_chat
@@ -16,7 +17,6 @@ from penstock.service.server.openai.embeddings import embed_body
 from penstock.service.server.responses import protocol as responses
 from penstock.service.server.responses.routes import Responses, all_items, prepare_response
 from penstock.service.server.served import ServedModel
-from penstock.service.server.usage import usage_of
 from penstock.service.store.jobs import LineUsage
 
 

@@ -22,8 +22,8 @@ from typing import Any
 import msgspec
 
 from penstock.errors import CapacityError, PenstockError, RequestError, StoreError
-from penstock.service.server.generation import Caller
-from penstock.service.server.http.call import Failure
+from penstock.service.server.calls.call import Failure
+from penstock.service.server.calls.generation import Caller
 from penstock.service.server.http.faults import ApiError, ErrorKind, error_of, error_of_finish, failed
 from penstock.service.server.jobs.bills import bill_of, last_bill
 from penstock.service.server.jobs.endpoints import ENDPOINTS, LineAnswer, checked_body

@@ -14,11 +14,11 @@ from penstock.runtime.text.stream.segments import (
     reasoning_of,
 )
 from penstock.runtime.text.tokenizer.tokenizer import Tokenizer
+from penstock.service.server.calls.call import LENGTH, Call, Piece
+from penstock.service.server.calls.usage import usage_of, what_is_forgotten
 from penstock.service.server.dialect import AnswerEncoder
-from penstock.service.server.http.call import LENGTH, Call, Piece
 from penstock.service.server.ollama.dialect import DIALECT, line_of, stamp_of
 from penstock.service.server.openai.logprobs import chat_entries
-from penstock.service.server.usage import usage_of, what_is_forgotten
 
 
 class OllamaEncoder(AnswerEncoder):

@@ -5,7 +5,7 @@ import math
 import msgspec
 
 from penstock.runtime.text.tools.grammar import Tool
-from penstock.service.server.generation import (
+from penstock.service.server.calls.generation import (
     TEXT,
     CacheHints,
     CachePin,

@@ -5,8 +5,9 @@ from typing import Any
 
 from starlette.requests import Request
 
+from penstock.service.server.calls.generation import Delivery, Generation, Texts
+from penstock.service.server.calls.prepare import prepare, prompts_of
 from penstock.service.server.front import Begun, Counted, Front, Prepared, front_of
-from penstock.service.server.generation import Delivery, Generation, Texts
 from penstock.service.server.http.answer import Json
 from penstock.service.server.http.faults import ApiError, ErrorKind, invalid
 from penstock.service.server.ollama.dialect import stamp_of
@@ -20,7 +21,6 @@ from penstock.service.server.ollama.protocol import (
 )
 from penstock.service.server.ollama.request import chat_generation, keep_alive_s, prompt_generation
 from penstock.service.server.openai.embeddings import embedded
-from penstock.service.server.prepare import prepare, prompts_of
 from penstock.service.server.served import ServedModel
 
 INFILL_MARKS = (

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from penstock.runtime.text.stream.segments import Segment, ToolCallArguments, ToolCallStart
-from penstock.service.server.http.call import TOOL_CALLS
+from penstock.service.server.calls.call import TOOL_CALLS
 from penstock.service.server.http.exchange import random_hex
 
 
@@ -17,7 +17,7 @@ class CallWords(NamedTuple):
     finish_reason: str
     begun: Callable[[ToolCallStart], dict[str, Any]]
     more: Callable[[ToolCallArguments], dict[str, Any]]
-    told: Callable[[list[dict[str, Any]]], dict[str, Any]]
+    payload: Callable[[list[dict[str, Any]]], dict[str, Any]]
     """What a whole message has of its calls, each as OpenAI words one today."""
 
     def reason(self, reason: str | None) -> str | None:
@@ -40,7 +40,7 @@ class CallWords(NamedTuple):
                     calls.append(_call(segment))
                 case ToolCallArguments(_, text):
                     calls[-1]["function"]["arguments"] += text
-        return self.told(calls) if calls else {}
+        return self.payload(calls) if calls else {}
 
 
 def _call(start: ToolCallStart) -> dict[str, Any]:
@@ -52,11 +52,11 @@ TOOL_WORDS = CallWords(
     TOOL_CALLS,
     begun=lambda start: {"tool_calls": [{"index": start.call} | _call(start)]},
     more=lambda more: {"tool_calls": [{"index": more.call, "function": {"arguments": more.text}}]},
-    told=lambda calls: {"tool_calls": calls},
+    payload=lambda calls: {"tool_calls": calls},
 )
 FUNCTION_WORDS = CallWords(
     "function_call",
     begun=lambda start: {"function_call": {"name": start.name, "arguments": ""}},
     more=lambda more: {"function_call": {"arguments": more.text}},
-    told=lambda calls: {"function_call": calls[0]["function"]},
+    payload=lambda calls: {"function_call": calls[0]["function"]},
 )

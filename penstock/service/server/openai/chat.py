@@ -14,20 +14,20 @@ from penstock.runtime.text.stream.segments import (
     joined,
     reasoning_of,
 )
+from penstock.service.server.calls.call import Call, Piece
+from penstock.service.server.calls.generation import Caller
+from penstock.service.server.calls.prepare import prepare
+from penstock.service.server.calls.usage import usage_of, what_is_forgotten
 from penstock.service.server.dialect import AnswerEncoder
 from penstock.service.server.front import Counted, Front, Prepared
-from penstock.service.server.generation import Caller
 from penstock.service.server.http import sse
-from penstock.service.server.http.call import Call, Piece
 from penstock.service.server.http.exchange import random_hex, unix_time
 from penstock.service.server.openai.calls import FUNCTION_WORDS, TOOL_WORDS
 from penstock.service.server.openai.dialect import DIALECT
 from penstock.service.server.openai.logprobs import chat_entries
 from penstock.service.server.openai.protocol import REFUSED, ChatBody, Sampling
 from penstock.service.server.openai.request import chat_generation, check_strictly
-from penstock.service.server.prepare import prepare
 from penstock.service.server.served import ServedModel
-from penstock.service.server.usage import usage_of, what_is_forgotten
 
 
 async def complete_chat(request: Request) -> Counted:

@@ -7,16 +7,16 @@ from typing import Any
 from starlette.requests import Request
 
 from penstock.runtime.core.batch import Logprob
+from penstock.service.server.calls.call import Call, Piece
+from penstock.service.server.calls.generation import CacheHints, Caller, Generation, Texts
+from penstock.service.server.calls.prepare import prepare
 from penstock.service.server.front import Counted, Front, Prepared
-from penstock.service.server.generation import CacheHints, Caller, Generation, Texts
 from penstock.service.server.http import sse
-from penstock.service.server.http.call import Call, Piece
 from penstock.service.server.http.faults import invalid, unsupported
 from penstock.service.server.openai.chat import ChoicesEncoder
 from penstock.service.server.openai.logprobs import CompletionLogprobs
 from penstock.service.server.openai.protocol import REFUSED, CompletionBody
 from penstock.service.server.openai.request import check_strictly, output_form, sampling_options
-from penstock.service.server.prepare import prepare
 from penstock.service.server.served import ServedModel
 
 

@@ -9,15 +9,15 @@ from starlette.requests import Request
 
 from penstock.runtime.engine.client import Vector
 from penstock.service.marks import TokenCount
+from penstock.service.server.calls.generation import Caller
+from penstock.service.server.calls.prepare import prompts_of
+from penstock.service.server.calls.usage import check_bound
 from penstock.service.server.front import front_of
-from penstock.service.server.generation import Caller
 from penstock.service.server.http.answer import Json
 from penstock.service.server.http.exchange import RELAYED, random_hex
 from penstock.service.server.http.faults import Overflow, invalid
 from penstock.service.server.openai.protocol import REFUSED, EmbeddingBody, RerankBody
-from penstock.service.server.prepare import prompts_of
 from penstock.service.server.served import ServedModel
-from penstock.service.server.usage import check_bound
 
 
 async def embed(request: Request) -> Json:

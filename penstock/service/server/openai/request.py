@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from penstock.runtime.text.tools.grammar import Tool
-from penstock.service.server.generation import (
+from penstock.service.server.calls.generation import (
     TEXT,
     Beams,
     CacheHints,

@@ -4,13 +4,20 @@ from functools import partial
 
 from starlette.requests import Request
 
+from penstock.service.server.calls.generation import Chat
+from penstock.service.server.calls.prepare import (
+    INLINE_CHARACTERS,
+    check_ids,
+    check_size,
+    encode,
+    off_loop,
+    prompt_of_chat,
+)
 from penstock.service.server.front import front_of
-from penstock.service.server.generation import Chat
 from penstock.service.server.http.answer import Json
 from penstock.service.server.http.faults import invalid
 from penstock.service.server.openai.protocol import REFUSED, DetokenizeBody, TokenizeBody
 from penstock.service.server.openai.request import messages_of
-from penstock.service.server.prepare import INLINE_CHARACTERS, check_ids, check_size, encode, off_loop, prompt_of_chat
 
 
 async def tokenize(request: Request) -> Json:

@@ -9,13 +9,13 @@ from collections.abc import Awaitable, Callable
 
 from starlette.requests import ClientDisconnect, Request
 
+from penstock.service.server.calls.generation import Delivery
 from penstock.service.server.dialect import Dialect, Progress
-from penstock.service.server.generation import Delivery
 from penstock.service.server.http.connection import until_gone
 from penstock.service.server.http.exchange import exchange_of
+from penstock.service.server.http.sse import PING_S
 
 PROGRESS_S = 0.5
-PING_S = 10.0
 
 
 async def hold(request: Request, ready: Awaitable[None], delivery: Delivery, progress: Callable[[], Progress]) -> None:
@@ -23,24 +23,26 @@ async def hold(request: Request, ready: Awaitable[None], delivery: Delivery, pro
     waiting = asyncio.ensure_future(ready)
     gone = asyncio.ensure_future(until_gone(request.receive))
     is_relayed = exchange_of(request.scope).relayed is not None  # a router waits by itself, and may ask another
-    tells = delivery.is_stream and not is_relayed
+    reports = delivery.is_stream and not is_relayed
     pause_s = PROGRESS_S if delivery.reports_progress else PING_S
     try:
         while True:
-            await asyncio.wait((waiting, gone), timeout=pause_s if tells else None, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(
+                (waiting, gone), timeout=pause_s if reports else None, return_when=asyncio.FIRST_COMPLETED
+            )
             if waiting.done():
                 waiting.result()
                 return
             if gone.done():
                 raise ClientDisconnect
-            await _tell(request, progress(), delivery)
+            await _report(request, progress(), delivery)
     finally:
         for task in (waiting, gone):
             task.cancel()
         await asyncio.gather(waiting, gone, return_exceptions=True)
 
 
-async def _tell(request: Request, progress: Progress, delivery: Delivery) -> None:
+async def _report(request: Request, progress: Progress, delivery: Delivery) -> None:
     exchange = exchange_of(request.scope)
     dialect: Dialect = exchange.dialect
     send = exchange.send

@@ -9,8 +9,8 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable
 
 from penstock.errors import CapacityError, PenstockError
+from penstock.service.server.calls.call import Call, Failure
 from penstock.service.server.front import Front, Prepared
-from penstock.service.server.http.call import Call, Failure
 from penstock.service.server.http.faults import ApiError, busy, error_of, error_of_finish
 from penstock.service.server.responses.encoder import ResponseEncoder
 from penstock.service.server.served import ServedModel

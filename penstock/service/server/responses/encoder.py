@@ -20,15 +20,15 @@ from penstock.runtime.text.stream.segments import (
     ToolCallStart,
 )
 from penstock.runtime.text.tokenizer.tokenizer import Tokenizer
+from penstock.service.server.calls.call import LENGTH, Call, Piece
+from penstock.service.server.calls.usage import usage_of, what_is_forgotten
 from penstock.service.server.dialect import AnswerEncoder
 from penstock.service.server.http import sse
-from penstock.service.server.http.call import LENGTH, Call, Piece
 from penstock.service.server.http.exchange import random_hex
 from penstock.service.server.http.faults import ApiError
 from penstock.service.server.openai.dialect import DIALECT
 from penstock.service.server.openai.logprobs import chat_entries
 from penstock.service.server.responses.items import new_id
-from penstock.service.server.usage import usage_of, what_is_forgotten
 
 Fields = dict[str, Any]
 OnEnd = Callable[[Fields], "Sequence[Future[None]]"]
@@ -69,7 +69,7 @@ class ResponseEncoder(AnswerEncoder):
     def opening(self, call: Call) -> bytes:
         for name in ("response.created", "response.in_progress"):
             self._event(name, {"response": self.response("in_progress")})
-        return self._told()
+        return self._payload()
 
     def reporting(self, pieces: Sequence[Piece]) -> bytes:
         for piece in pieces:
@@ -79,17 +79,17 @@ class ResponseEncoder(AnswerEncoder):
                 logprobs = []
             if piece.finish_reason is not None:
                 self._finish_reason = piece.finish_reason
-        return self._told()
+        return self._payload()
 
     def closing(self, call: Call, timings: dict[str, float] | None) -> bytes:
         response = self._over(call)
         name = "response.incomplete" if response["status"] == "incomplete" else "response.completed"
         self._event(name, {"response": response})
-        return self._told()
+        return self._payload()
 
     def failing(self, error: ApiError) -> bytes:
         self._event("response.failed", {"response": self.failed(error)})
-        return self._told()
+        return self._payload()
 
     def failed(self, error: ApiError) -> Fields:
         """The response of a call that broke off."""
@@ -111,7 +111,7 @@ class ResponseEncoder(AnswerEncoder):
         self._unsent.append(sse.named_event(name, {"type": name, "sequence_number": self.num_events} | fields))
         self.num_events += 1
 
-    def _told(self) -> bytes:
+    def _payload(self) -> bytes:
         data = b"".join(self._unsent)
         self._unsent.clear()
         return data

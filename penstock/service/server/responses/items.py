@@ -9,7 +9,7 @@ function_call_output  a tool's message
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from penstock.service.server.generation import ChatMessage, ToolCall
+from penstock.service.server.calls.generation import ChatMessage, ToolCall
 from penstock.service.server.http.exchange import random_hex
 from penstock.service.server.http.faults import OPENAI_NAMES, checked_name, invalid, unsupported
 from penstock.service.server.responses.protocol import Item

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.runtime.text.tools.grammar import Tool
-from penstock.service.server.generation import (
+from penstock.service.server.calls.generation import (
     TEXT,
     Chat,
     ChatMessage,

@@ -11,14 +11,14 @@ import msgspec
 from starlette.requests import Request
 
 from penstock.service.edge.paging import page_of
+from penstock.service.server.calls.generation import Caller
+from penstock.service.server.calls.prepare import prepare, prompt_of_chat
 from penstock.service.server.front import Begun, Counted, Front, Prepared, tenant_of
-from penstock.service.server.generation import Caller
 from penstock.service.server.http.answer import Json, Parts
 from penstock.service.server.http.exchange import random_hex
 from penstock.service.server.http.faults import ApiError, invalid
 from penstock.service.server.http.sse import HEADERS
 from penstock.service.server.jobs.bills import Bills
-from penstock.service.server.prepare import prepare, prompt_of_chat
 from penstock.service.server.responses.background import BackgroundResponses, EventLog
 from penstock.service.server.responses.encoder import ResponseEncoder
 from penstock.service.server.responses.items import input_items

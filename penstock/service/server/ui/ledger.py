@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 
 from penstock.runtime.core.batch import Delta, PrefixHit
 from penstock.runtime.engine.client import StepReport
-from penstock.service.server.http.call import Call
+from penstock.service.server.calls.call import Call
 from penstock.service.server.http.exchange import ServerExchange
-from penstock.service.server.http.meters import Watch
+from penstock.service.server.telemetry.meters import Watch
 
 MAX_RECORDS = 400
 MAX_TIMES = 2048

@@ -16,7 +16,7 @@ from penstock.metrics.page import parse_page
 from penstock.metrics.summary import quantile
 from penstock.runtime.engine.client import NO_PREFIX, EngineClient, EngineView, StepView
 from penstock.service.server.http.admission import Admission
-from penstock.service.server.http.meters import Meters
+from penstock.service.server.telemetry.meters import Meters
 from penstock.service.server.ui.ledger import RequestLedger, RequestRecord
 from penstock.service.server.ui.utilisation import (
     RequestMix,

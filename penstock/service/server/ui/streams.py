@@ -13,11 +13,11 @@ from typing import Annotated, Any
 import msgspec
 from starlette.requests import Request
 
+from penstock.service.server.calls.call import Failure
+from penstock.service.server.calls.generation import Caller
 from penstock.service.server.front import Front, Prepared, caller_of
-from penstock.service.server.generation import Caller
 from penstock.service.server.http.answer import Parts
 from penstock.service.server.http.body import convert
-from penstock.service.server.http.call import Failure
 from penstock.service.server.http.exchange import ServerExchange, exchange_of, random_hex
 from penstock.service.server.http.faults import ApiError, error_of_finish
 from penstock.service.server.openai.chat import prepare_chat
@@ -73,7 +73,7 @@ async def _answer(front: Front, caller: Caller, chat: ChatBody, exchange: Server
             model.admission.enter(caller.tenant)
             try:
                 prepared = await prepare_chat(front, model, caller, chat)
-                await _tell(prepared, exchange, put, reports_timings=bool(chat.return_timings))
+                await _report(prepared, exchange, put, reports_timings=bool(chat.return_timings))
             finally:
                 model.admission.leave(caller.tenant)
         put("end", {})
@@ -83,7 +83,7 @@ async def _answer(front: Front, caller: Caller, chat: ChatBody, exchange: Server
         put("end", _fault(error))
 
 
-async def _tell(prepared: Prepared, exchange: ServerExchange, put: Put, *, reports_timings: bool) -> None:
+async def _report(prepared: Prepared, exchange: ServerExchange, put: Put, *, reports_timings: bool) -> None:
     model, encoder = prepared.model, prepared.encoder
     with prepared.running(exchange) as call:
         put("begin", {"request_id": exchange.name})

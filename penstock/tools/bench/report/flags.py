@@ -36,7 +36,7 @@ def worst_first(doubts: Iterable[Doubt]) -> list[Doubt]:
 
 def flags_of(figures: Figures, *, is_closed: bool = False) -> list[Doubt]:
     """All that is doubtful about a run, the worst first."""
-    found = [Doubt(name, level, text) for level, told in DOUBTS.items() for name, text in told(figures)]
+    found = [Doubt(name, level, text) for level, doubts in DOUBTS.items() for name, text in doubts(figures)]
     if is_closed:
         text = "closed loop: users wait for their answers before they ask again, so a slow server is asked less"
         found.append(Doubt("closed-loop", "note", text))

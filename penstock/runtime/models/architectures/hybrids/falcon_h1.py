@@ -6,11 +6,11 @@ from functools import partial
 from typing import Any
 
 from penstock.runtime.models import naming
-from penstock.runtime.models.fields import Fields
 from penstock.runtime.models.kinds.recurrent import Mamba2
 from penstock.runtime.models.kinds.side_by_side import Multipliers, SideBySide
-from penstock.runtime.models.positions import rope_from_config
-from penstock.runtime.models.shape import MAX_HEAD_DIM, MAX_HEADS, MAX_WIDTH, activation, shape_from_config
+from penstock.runtime.models.reading.fields import Fields
+from penstock.runtime.models.reading.positions import rope_from_config
+from penstock.runtime.models.reading.shape import MAX_HEAD_DIM, MAX_HEADS, MAX_WIDTH, activation, shape_from_config
 from penstock.runtime.models.spec import GatedMLP, Layer, ModelSpec
 from penstock.runtime.models.weights import Concat, Recipe, Recipes, Take, Tensor, Times
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.runtime.models import naming
-from penstock.runtime.models.fields import Fields
 from penstock.runtime.models.kinds.recurrent import Mamba2
-from penstock.runtime.models.positions import rope_from_config
-from penstock.runtime.models.shape import (
+from penstock.runtime.models.reading.fields import Fields
+from penstock.runtime.models.reading.positions import rope_from_config
+from penstock.runtime.models.reading.shape import (
     MAX_HEAD_DIM,
     MAX_HEADS,
     MAX_WIDTH,

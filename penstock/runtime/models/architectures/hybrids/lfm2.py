@@ -5,10 +5,10 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.runtime.models import naming
-from penstock.runtime.models.fields import Fields
 from penstock.runtime.models.kinds.recurrent import ShortConv
-from penstock.runtime.models.positions import rope_from_config
-from penstock.runtime.models.shape import MAX_WIDTH, shape_from_config
+from penstock.runtime.models.reading.fields import Fields
+from penstock.runtime.models.reading.positions import rope_from_config
+from penstock.runtime.models.reading.shape import MAX_WIDTH, shape_from_config
 from penstock.runtime.models.spec import GatedMLP, Layer, ModelSpec
 from penstock.runtime.models.weights import Recipes
 

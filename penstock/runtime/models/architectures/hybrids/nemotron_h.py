@@ -8,9 +8,9 @@ from typing import Any
 
 from penstock.errors import ModelFileError
 from penstock.runtime.models import naming
-from penstock.runtime.models.fields import Fields
 from penstock.runtime.models.kinds.recurrent import Mamba2
-from penstock.runtime.models.shape import MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, activation, shape_from_config
+from penstock.runtime.models.reading.fields import Fields
+from penstock.runtime.models.reading.shape import MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, activation, shape_from_config
 from penstock.runtime.models.spec import NO_MLP, Attention, Layer, ModelSpec, PlainMLP
 from penstock.runtime.models.weights import Recipes
 

@@ -54,13 +54,13 @@ def is_dense(spec: GQA) -> bool:
 
 
 @cache
-def _tells_weights() -> bool:
+def _has_fast_kernel() -> bool:
     """The library's fast kernel is there, which also tells what the weights of all keys add up to."""
     return torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0) and torch.backends.cudnn.enabled
 
 
 def has_earlier(spec: GQA, block_size: int) -> bool:
-    return is_dense(spec) and spec.head_dim in (64, 128) and PIECES[-1] % block_size == 0 and _tells_weights()
+    return is_dense(spec) and spec.head_dim in (64, 128) and PIECES[-1] % block_size == 0 and _has_fast_kernel()
 
 
 def whole(layout: BatchLayout, chunk: int, block_size: int) -> Whole:

@@ -15,15 +15,15 @@ RUN = 1024
 @entry
 @triton.jit
 def _lay(target, source, moves, scales, MOVE: tl.constexpr, RUN: tl.constexpr):
-    told = moves + tl.program_id(0) * MOVE
-    first = source + tl.load(told)
-    row_stride = tl.load(told + 1)
-    column_stride = tl.load(told + 2)
-    num_rows = tl.load(told + 3).to(tl.int32)
-    num_columns = tl.load(told + 4).to(tl.int32)
-    place = target + tl.load(told + 5)
-    width = tl.load(told + 7).to(tl.int32)
-    size = tl.load(told + 6).to(tl.int32) * width
+    move = moves + tl.program_id(0) * MOVE
+    first = source + tl.load(move)
+    row_stride = tl.load(move + 1)
+    column_stride = tl.load(move + 2)
+    num_rows = tl.load(move + 3).to(tl.int32)
+    num_columns = tl.load(move + 4).to(tl.int32)
+    place = target + tl.load(move + 5)
+    width = tl.load(move + 7).to(tl.int32)
+    size = tl.load(move + 6).to(tl.int32) * width
     scale = tl.load(scales + tl.program_id(0))
     for begin in range(tl.program_id(1) * RUN, size, tl.num_programs(1) * RUN):
         numbers = begin + tl.arange(0, RUN)

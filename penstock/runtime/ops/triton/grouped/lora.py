@@ -12,7 +12,6 @@ turn of a loop to another (`num_stages=1`): what a launch waits for must not be 
 
 from collections.abc import Sequence
 from functools import cache
-from typing import NamedTuple
 
 import torch
 import triton
@@ -36,29 +35,8 @@ from penstock.runtime.ops.triton.activation import KINDS, gated
 from penstock.runtime.ops.triton.grouped.sorting import sort_pairs
 from penstock.runtime.ops.triton.host.chain import await_others, chained, release_next
 from penstock.runtime.ops.triton.host.launch import entry
+from penstock.runtime.ops.triton.host.tile_table import tiles_of
 
-
-class LoraCut(NamedTuple):
-    """How the work is shared out among programs."""
-
-    block: int = 256
-    """Inputs a program reads at a time."""
-    splits: int = 8
-    """Most programs that share a tile's inputs: with few tokens there are few tiles, and one program would take long."""
-    shrink_warps: int = 4
-    stages: int = 2
-    rows: int = 128
-    """Outputs of a program."""
-    expand_warps: int = 4
-    gated_rows: int = 128
-    gated_warps: int = 4
-    is_aside: bool = True
-    """Shrinking goes on beside the product, on a stream of its own."""
-    is_summed: bool = True
-    """What is shrunk beside the product is added up there: by the last program of a tile, in their order."""
-
-
-CUT = LoraCut()
 WIDE_TILE = 64
 PLACES_RUN = 256
 
@@ -66,7 +44,7 @@ PLACES_RUN = 256
 @entry
 @triton.jit(do_not_specialize=["num_tiles", "num_places"])
 def _describe(
-    order, found, places, tokens, slots, told, counts, num_tiles, num_places,
+    order, found, places, tokens, slots, tile_places, counts, num_tiles, num_places,
     TILE: tl.constexpr, RUN: tl.constexpr, CHAINS: tl.constexpr,
 ):  # fmt: skip
     """A tile's tokens, its adapter, and where that has its matrices, of every product."""
@@ -83,7 +61,7 @@ def _describe(
     for begin in range(0, num_places, RUN):
         numbers = begin + tl.arange(0, RUN)
         read = tl.load(places + slot * num_places + numbers, mask=numbers < num_there, other=0)
-        tl.store(told + tile * num_places + numbers, read, mask=numbers < num_places)
+        tl.store(tile_places + tile * num_places + numbers, read, mask=numbers < num_places)
 
 
 @tile_tokens.kernel("cuda", fits=lambda slots, places: len(slots) > 0)
@@ -93,12 +71,12 @@ def describe_tiles(slots: Tensor, places: Tensor) -> TokenTiles:
     num_tiles = len(found)
     tokens = torch.empty((num_tiles, tile), dtype=torch.int32, device=device)
     owners = torch.empty(num_tiles, dtype=torch.int32, device=device)
-    told = torch.empty((num_tiles, *places.shape[1:]), dtype=torch.int32, device=device)
+    tile_places = torch.empty((num_tiles, *places.shape[1:]), dtype=torch.int32, device=device)
     counts = torch.empty_like(owners)
     _describe[(num_tiles,)](
-        order, found, places, tokens, owners, told, counts, num_tiles, places[0].numel(), tile, PLACES_RUN, **chained(),
+        order, found, places, tokens, owners, tile_places, counts, num_tiles, places[0].numel(), tile, PLACES_RUN, **chained(),
     )  # fmt: skip
-    return TokenTiles(tokens, owners, told, counts)
+    return TokenTiles(tokens, owners, tile_places, counts)
 
 
 @triton.jit
@@ -125,7 +103,7 @@ def _add_up(
 @entry
 @triton.jit(do_not_specialize=["num_tiles"])
 def _shrink(
-    x, tokens, slots, told, counts, numbers, out, sums, num_tiles, room, stride,
+    x, tokens, slots, places, counts, numbers, out, sums, num_tiles, room, stride,
     COLUMNS: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr, PAD: tl.constexpr, SPLITS: tl.constexpr,
     TILE: tl.constexpr, BLOCK: tl.constexpr, RANKS: tl.constexpr, STAGES: tl.constexpr, SUMMED: tl.constexpr,
     CHAINS: tl.constexpr,
@@ -139,8 +117,8 @@ def _shrink(
     part = joined // RANKS
     columns = tl.arange(0, BLOCK)
     slot = tl.load(slots + tile).to(tl.int64)
-    rank = tl.multiple_of(tl.load(told + tile * stride), 16)
-    at = tl.multiple_of(tl.load(told + tile * stride + 1), 16)
+    rank = tl.multiple_of(tl.load(places + tile * stride), 16)
+    at = tl.multiple_of(tl.load(places + tile * stride + 1), 16)
     taken = tl.load(tokens + tile * TILE + lanes).to(tl.int64)
     a = numbers + (slot - 1) * room + at
     rows = x + taken[None, :] * COLUMNS
@@ -188,7 +166,7 @@ def _scaled(before, factors, bias, slot, rows, inside, factor_stride, BIAS: tl.c
 @entry
 @triton.jit(do_not_specialize=["num_tiles"])
 def _expand(
-    shrunk, tokens, slots, told, numbers, factors, bias, y, num_tiles, room, stride, factor_stride,
+    shrunk, tokens, slots, places, numbers, factors, bias, y, num_tiles, room, stride, factor_stride,
     OUTPUTS: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr, SECOND: tl.constexpr, THIRD: tl.constexpr,
     SPLITS: tl.constexpr, TILE: tl.constexpr, ROWS: tl.constexpr, RANKS: tl.constexpr, BIAS: tl.constexpr,
     CHAINS: tl.constexpr,
@@ -201,9 +179,9 @@ def _expand(
     rows = first + tl.arange(0, ROWS)
     inside = rows < OUTPUTS
     slot = tl.load(slots + tile).to(tl.int64)
-    rank = tl.multiple_of(tl.load(told + tile * stride), 16)
-    at = tl.multiple_of(tl.load(told + tile * stride + 2), 16)
-    is_scaled = tl.load(told + tile * stride + 3) != 0
+    rank = tl.multiple_of(tl.load(places + tile * stride), 16)
+    at = tl.multiple_of(tl.load(places + tile * stride + 2), 16)
+    is_scaled = tl.load(places + tile * stride + 3) != 0
     taken = tl.load(tokens + tile * TILE + lanes).to(tl.int64)
     if rank > 0:
         lines = numbers + (slot - 1) * room + at + rows[:, None].to(tl.int64) * rank
@@ -229,7 +207,7 @@ def _expand(
 @entry
 @triton.jit(do_not_specialize=["num_tiles"])
 def _expand_gated(
-    shrunk, tokens, slots, told, numbers, factors, bias, y, out, num_tiles, room, stride, factor_stride,
+    shrunk, tokens, slots, places, numbers, factors, bias, y, out, num_tiles, room, stride, factor_stride,
     HALF: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr, SPLITS: tl.constexpr, TILE: tl.constexpr,
     ROWS: tl.constexpr, RANKS: tl.constexpr, BIAS: tl.constexpr, KIND: tl.constexpr, CLAMP: tl.constexpr,
     SHARPNESS: tl.constexpr, CHAINS: tl.constexpr,
@@ -241,9 +219,9 @@ def _expand_gated(
     rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     inside = rows < HALF
     slot = tl.load(slots + tile).to(tl.int64)
-    rank = tl.multiple_of(tl.load(told + tile * stride), 16)
-    at = tl.multiple_of(tl.load(told + tile * stride + 2), 16)
-    is_scaled = tl.load(told + tile * stride + 3) != 0
+    rank = tl.multiple_of(tl.load(places + tile * stride), 16)
+    at = tl.multiple_of(tl.load(places + tile * stride + 2), 16)
+    is_scaled = tl.load(places + tile * stride + 3) != 0
     taken = tl.load(tokens + tile * TILE + lanes).to(tl.int64)
     if slot >= 0:
         lines = numbers + (slot - 1) * room + at + rows[:, None].to(tl.int64) * rank
@@ -277,7 +255,8 @@ def _expand_gated(
 
 def num_splits(columns: int) -> int:
     """A power of two, so that few kernels are compiled."""
-    most = min(CUT.splits, max(1, columns // CUT.block))
+    config = tiles_of("adapters shrink")
+    most = min(config.splits, max(1, columns // config.block))
     return 1 << (most.bit_length() - 1)
 
 
@@ -293,18 +272,18 @@ def shrunk_beside(
     """The product, what shrinking leaves, and what the next launch is told: it follows both, or is in the chain."""
     shape = num_splits(x.shape[1]), len(tiles.slots), num_parts * bank.most_rank * tiles.tokens.shape[1]
     shrunk = torch.empty(shape, device=x.device)
-    if not CUT.is_aside or tiles.tokens.shape[1] == WIDE_TILE:
+    if tiles.tokens.shape[1] == WIDE_TILE:
         y, how = product(), chained()
         return y, shrink(x, tiles, bank, num_parts, shrunk, how), how
-    sums = torch.empty((1, *shape[1:]), dtype=bank.numbers.dtype, device=x.device) if CUT.is_summed else None
-    told = x, tiles, bank, num_parts, shrunk, {"CHAINS": False}, sums
+    sums = torch.empty((1, *shape[1:]), dtype=bank.numbers.dtype, device=x.device)
+    arguments = x, tiles, bank, num_parts, shrunk, {"CHAINS": False}, sums
     if not x.is_cuda:  # an interpreter's
-        return product(), shrink(*told), {"CHAINS": False}
+        return product(), shrink(*arguments), {"CHAINS": False}
     current, side = torch.cuda.current_stream(x.device), side_of(x.device)
     side.wait_stream(current)
     y = product()  # first: it leaves processors idle, and shrinking leaves it few
     with torch.cuda.stream(side):
-        made = shrink(*told)
+        made = shrink(*arguments)
     current.wait_stream(side)
     return y, made, {"CHAINS": False}
 
@@ -318,14 +297,14 @@ def shrink(
     how: dict[str, bool],
     sums: Tensor | None = None,
 ) -> Tensor:
-    told, tile = tiles.places[:, bank.number], tiles.tokens.shape[1]
+    places, tile = tiles.places[:, bank.number], tiles.tokens.shape[1]
     splits, num_tiles, _ = out.shape
-    block = CUT.block if tile < WIDE_TILE else CUT.block // 4
+    config = tiles_of("adapters shrink", num_rows=tile)
     _shrink[splits, num_tiles](
-        x, *tiles[:2], told, tiles.counts, bank.numbers, out, out if sums is None else sums, num_tiles,
-        bank.numbers.stride(0), told.stride(0),
+        x, *tiles[:2], places, tiles.counts, bank.numbers, out, out if sums is None else sums, num_tiles,
+        bank.numbers.stride(0), places.stride(0),
         x.shape[1], bank.most_rank, num_parts, RANK_STEP * triton.next_power_of_2(num_parts), splits, tile,
-        block, RANK_STEP, CUT.stages, sums is not None, **how, num_warps=CUT.shrink_warps,
+        config.block, RANK_STEP, config.stages, sums is not None, **how, num_warps=config.warps,
     )  # fmt: skip
     return out if sums is None else sums
 
@@ -355,16 +334,16 @@ def add_thin_products(
     if tiles is None:
         raise ValueError("tokens have to be sorted by adapter")
     y, shrunk, how = shrunk_beside(x, product, tiles, bank, len(sizes))
-    told, outputs = tiles.places[:, bank.number], y.shape[1]
-    widths = [CUT.rows >> power for power in range(4)]
+    places, outputs, config = tiles.places[:, bank.number], y.shape[1], tiles_of("adapters expand")
+    widths = [config.rows >> power for power in range(4)]
     rows = next((count for count in widths if all(size % count == 0 for size in sizes)), RANK_STEP)
     second = sizes[0] if len(sizes) > 1 else outputs
     third = sizes[0] + sizes[1] if len(sizes) > 2 else outputs
-    _expand[len(told), triton.cdiv(outputs, rows)](
-        shrunk, tiles.tokens, tiles.slots, told, bank.numbers, bank.factors, y if bias is None else bias, y,
-        len(told), bank.numbers.stride(0), told.stride(0), bank.factors.stride(0),
+    _expand[len(places), triton.cdiv(outputs, rows)](
+        shrunk, tiles.tokens, tiles.slots, places, bank.numbers, bank.factors, y if bias is None else bias, y,
+        len(places), bank.numbers.stride(0), places.stride(0), bank.factors.stride(0),
         outputs, bank.most_rank, len(sizes), second, third, len(shrunk), tiles.tokens.shape[1], rows, RANK_STEP,
-        bias is not None, **how, num_warps=CUT.expand_warps,
+        bias is not None, **how, num_warps=config.warps,
     )  # fmt: skip
     return y
 
@@ -396,13 +375,13 @@ def gate_thin_products(
     if tiles is None:
         raise ValueError("tokens have to be sorted by adapter")
     y, shrunk, how = shrunk_beside(x, product, tiles, bank, len(sizes))
-    told, half = tiles.places[:, bank.number], y.shape[1] // 2
-    rows = CUT.gated_rows if tiles.tokens.shape[1] < WIDE_TILE else CUT.gated_rows // 2
+    places, half = tiles.places[:, bank.number], y.shape[1] // 2
+    config = tiles_of("adapters expand gated", num_rows=tiles.tokens.shape[1])
     out = torch.empty((len(y), half), dtype=y.dtype, device=y.device)
-    _expand_gated[len(told), triton.cdiv(half, rows)](
-        shrunk, tiles.tokens, tiles.slots, told, bank.numbers, bank.factors, y if bias is None else bias, y, out,
-        len(told), bank.numbers.stride(0), told.stride(0), bank.factors.stride(0),
-        half, bank.most_rank, len(sizes), len(shrunk), tiles.tokens.shape[1], rows, RANK_STEP, bias is not None,
-        KINDS[activation], CLAMP, SHARPNESS, **how, num_warps=CUT.gated_warps,
+    _expand_gated[len(places), triton.cdiv(half, config.rows)](
+        shrunk, tiles.tokens, tiles.slots, places, bank.numbers, bank.factors, y if bias is None else bias, y, out,
+        len(places), bank.numbers.stride(0), places.stride(0), bank.factors.stride(0),
+        half, bank.most_rank, len(sizes), len(shrunk), tiles.tokens.shape[1], config.rows, RANK_STEP, bias is not None,
+        KINDS[activation], CLAMP, SHARPNESS, **how, num_warps=config.warps,
     )  # fmt: skip
     return out

@@ -108,6 +108,20 @@ H200: dict[str, tuple[TileRow, ...]] = {
         TileRow(TileConfig(1, 64, 4, 3)),
         TileRow(TileConfig(1, 32, 4), value_bytes=WIDE),
     ),
+    "attention of latents": (  # few rows' largest tile is what a multiprocessor's memory holds
+        TileRow(TileConfig(1, 64, 8, 3), num_rows=_most(16)),
+        TileRow(TileConfig(1, 32, 8, 2)),
+        TileRow(TileConfig(1, 16, 4), value_bytes=WIDE),
+    ),
+    "adapters shrink": (  # with few tokens there are few tiles: several programs share the inputs of one
+        TileRow(TileConfig(1, 256, 4, 2, splits=8), num_rows=_most(63), value_bytes=ANY),
+        TileRow(TileConfig(1, 64, 4, 2, splits=8), value_bytes=ANY),
+    ),
+    "adapters expand": (TileRow(TileConfig(128, 1, 4), value_bytes=ANY),),
+    "adapters expand gated": (
+        TileRow(TileConfig(128, 1, 4), num_rows=_most(63), value_bytes=ANY),
+        TileRow(TileConfig(64, 1, 4), value_bytes=ANY),
+    ),
     "expert pairs": (TileRow(TileConfig(2, 2048, 8, 3), value_bytes=ANY),),
     "expert sums": (
         TileRow(TileConfig(8, 256, 4, 3), num_rows=_most(1), value_bytes=ANY),

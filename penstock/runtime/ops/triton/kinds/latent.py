@@ -1,6 +1,7 @@
 """Attention over paged latents: a tile of latents is read once, as keys and as values, for all heads of a program's queries.
 Before it, latents and queries are made ready in one launch."""
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -16,6 +17,7 @@ from penstock.runtime.ops.triton.attend.decode_kernels import join_heads
 from penstock.runtime.ops.triton.attend.paged import LOG2_E, slots_of
 from penstock.runtime.ops.triton.host.chain import await_others, chained
 from penstock.runtime.ops.triton.host.launch import entry
+from penstock.runtime.ops.triton.host.tile_table import TileConfig, tiles_of
 
 MAX_ROWS = 64
 """Queries times heads of a program."""
@@ -151,15 +153,6 @@ def _attend(
         tl.store(partial + base[:, None] * RANK + columns, mixed, mask=is_number)
 
 
-class LatentCut(NamedTuple):
-    """Latents a tile, warps, loads under way; and runs that a sequence's latents are split into."""
-
-    tile: int
-    warps: int
-    stages: int
-    splits: int
-
-
 class Tiles(NamedTuple):
     """Queries of a chunk that a program takes: whose they are, their first token, how many (0 for none); [tiles] each."""
 
@@ -168,28 +161,23 @@ class Tiles(NamedTuple):
     counts: Tensor
 
 
-FEW_ROWS = 16
-"""Of a program, up to which the largest tile was best on an H200 and its memory holds it."""
-
-
-def cut_of(num_programs: int, num_rows: int, q: Tensor) -> LatentCut:
+def tiles_for(num_programs: int, num_rows: int, q: Tensor) -> TileConfig:
+    """With as many runs of a sequence's latents as keep the chip busy."""
     splits = min(triton.next_power_of_2(max(decode.PROGRAMS // num_programs, 1)), decode.MAX_SPLITS)
-    if q.element_size() > 2:
-        return LatentCut(16, 4, 1, splits)
-    return LatentCut(64, 8, 3, splits) if num_rows <= FEW_ROWS else LatentCut(32, 8, 2, splits)
+    return replace(tiles_of("attention of latents", num_rows=num_rows, value_bytes=q.element_size()), splits=splits)
 
 
 @latent_attention.kernel("cuda")
 def attend_latents(
-    q: Tensor, cache: LatentCache, layout: BatchLayout, spec: MLA, cut: LatentCut | None = None
+    q: Tensor, cache: LatentCache, layout: BatchLayout, spec: MLA, config: TileConfig | None = None
 ) -> Tensor:
     group = min(triton.next_power_of_2(spec.num_heads), MAX_ROWS)
     each = MAX_ROWS // group if len(layout.lengths) < q.shape[0] else 1
     tiles = _tiles(layout, each, q.shape[0])
     num_groups = -(-spec.num_heads // group)
     num_rows = max(group * each, 16)
-    cut = cut or cut_of(tiles.chunks.shape[0] * num_groups, num_rows, q)
-    splits, rank, turned = cut.splits, spec.kv_rank, spec.rope.dim
+    config = config or tiles_for(tiles.chunks.shape[0] * num_groups, num_rows, q)
+    splits, rank, turned = config.splits, spec.kv_rank, spec.rope.dim
     count = q.shape[0]
     out = torch.empty((count, spec.num_heads, rank), dtype=q.dtype, device=q.device)
     partial = torch.empty((count, spec.num_heads, splits, rank if splits > 1 else 0), device=q.device)
@@ -215,11 +203,11 @@ def attend_latents(
         TURNED=turned,
         TURNED_PAD=max(triton.next_power_of_2(turned), 16),
         BLOCK_SIZE=cache.block_size,
-        TILE=cut.tile,
+        TILE=config.block,
         SPLITS=splits,
         **chained(),
-        num_warps=cut.warps,
-        num_stages=cut.stages,
+        num_warps=config.warps,
+        num_stages=config.stages,
     )
     if splits > 1:
         join_heads[(count, spec.num_heads)](

@@ -1,0 +1,1 @@
+"""Several servers as one service: a router, a gateway and replicas put together."""

@@ -1,0 +1,1 @@
+"""Commands that talk with a model here and now: prompts in, text out."""

@@ -1,0 +1,1 @@
+"""Who waits and who runs: order, admission, deadlines."""

@@ -1,0 +1,1 @@
+"""What ranks of one machine share: its processors, its memory, one card."""

@@ -1,0 +1,1 @@
+"""Architectures with mixtures of experts."""

@@ -1,0 +1,1 @@
+"""Matrices in few bits, and products with them."""

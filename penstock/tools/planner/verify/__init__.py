@@ -1,0 +1,1 @@
+"""Plans beside what was measured: how near they were, and why not."""
