@@ -150,8 +150,7 @@ class PooledEngines:
     async def verify(self) -> None:
         """Look at the files of each model before it is asked for."""
         for one in self.pool.models.values():
-            resident = one.resident
-            if resident.is_untried and not resident.is_checked and not resident.is_checking:
+            if one.resident.is_untried and not one.resident.is_checked:
                 await self.pool.check(one)
 
 

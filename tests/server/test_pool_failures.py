@@ -91,3 +91,31 @@ def test_who_was_refused_is_no_reason_to_try_again() -> None:
 
     with patch.object(pool_module, "FIRST_PAUSE_S", 0.0):  # as if the loop stood still until the pause was over
         asyncio.run(ask())
+
+
+def test_a_request_and_the_start_of_the_server_look_at_the_files_once_together() -> None:
+    """Two failures of one look would double the pause behind the back of a client that was told of the first."""
+    num_checks = 0
+
+    def check() -> CheckedFiles:
+        nonlocal num_checks
+        num_checks += 1
+        raise ModelFileError("there is no model")
+
+    async def ask() -> None:
+        resident = Resident("late", 1)
+        served = ServedModel(EngineClient([], EngineConfig()), num_tenants=0, resident=resident)
+        pooled = PooledModel(served, resident, lambda: served.text, check)
+        pool = ModelPool([pooled], None)
+        request = asyncio.create_task(pool.acquire(resident))
+        await asyncio.sleep(0)
+        task = asyncio.create_task(pool.run())
+        looks = [asyncio.create_task(pool.check(pooled))]  # between the pool's turn and the look that it began
+        with pytest.raises(ApiError, match="there is no model"):
+            await request
+        await asyncio.gather(*looks, *asyncio.all_tasks() - {asyncio.current_task(), task})
+        assert (num_checks, resident.num_failures) == (1, 1)
+        await pool.stop()
+        await task
+
+    asyncio.run(ask())

@@ -239,8 +239,13 @@ class ModelPool:
     # One model comes and goes
 
     async def check(self, pooled: PooledModel) -> None:
-        """Look at the files, so that nobody leaves for a model that could not be loaded, and it is known before it ever was."""
+        """Look at the files, so that nobody leaves for a model that could not be loaded, and it is known before it ever was.
+
+        One look at a time: a request's and that of the server's start are the same, and count as one failure.
+        """
         resident = pooled.resident
+        if resident.is_checking:
+            return
         resident.is_checking = True
         try:
             await self._loads.check(pooled)
