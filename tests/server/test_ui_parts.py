@@ -2,7 +2,9 @@
 
 import asyncio
 import sys
+from asyncio.subprocess import Process
 from pathlib import Path
+from unittest.mock import patch
 
 from penstock.runtime.core.blocks import BlockPool
 from penstock.runtime.core.inspection import CACHED, FREE, HELD, NO_PREFIX, SHARED, pool_state
@@ -10,9 +12,10 @@ from penstock.runtime.core.request import Request, SamplingParams
 from penstock.runtime.core.sequence import Sequence
 from penstock.runtime.engine.client import StepView
 from penstock.service.server.http.exchange import KEY, ServerExchange
+from penstock.service.server.ui import tools as tools_module
 from penstock.service.server.ui.ledger import RequestRecord
 from penstock.service.server.ui.pages import MAX_KEPT, RefusalLog
-from penstock.service.server.ui.tools import ToolThrottle
+from penstock.service.server.ui.tools import Tools, ToolThrottle
 from penstock.service.server.ui.waterfall import waterfall
 from tests.machine import PATIENCE_S
 
@@ -104,3 +107,28 @@ def test_a_tool_stands_still_while_answers_are_written_and_goes_on_after() -> No
             await process.wait()
 
     asyncio.run(law())
+
+
+def test_one_process_is_kept_ready_however_many_tools_begin_at_once() -> None:
+    started: list[Process] = []
+    start = tools_module._start
+    task = {"task": "simulate", "words": ["--num-requests", "10"], "frames": False}
+
+    async def start_and_count() -> Process:
+        started.append(await start())
+        return started[-1]
+
+    async def law() -> None:
+        tools = Tools(lambda: False)
+        try:
+            for num_jobs in (2, 4):
+                await asyncio.gather(*(tools.result("client", lane, task) for lane in "ab"))
+                assert len(started) == num_jobs + 1
+        finally:
+            for process in started:
+                if process.returncode is None:
+                    process.kill()
+                await process.wait()
+
+    with patch.object(tools_module, "_start", start_and_count):
+        asyncio.run(law())

@@ -110,6 +110,7 @@ class Tools:
         self._room = asyncio.Semaphore(MAX_RUNNING)
         self._num_waiting = 0
         self._spare: asyncio.subprocess.Process | None = None
+        self._beginning = asyncio.Lock()
         self._is_closed = False
 
     def close(self) -> None:
@@ -161,10 +162,9 @@ class Tools:
     async def _lines(self, job: ToolJob, task: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
         if job.is_superseded or self._is_closed:
             raise self._ended()
-        process = await self._take_spare()
+        process = await self._begin(job)
         if task["task"] in FREE:
             self._throttle.free(process)
-        job.take(process)
         stdin, stdout = process.stdin, process.stdout
         if stdin is None or stdout is None:
             raise RuntimeError("a worker without pipes")
@@ -193,13 +193,15 @@ class Tools:
             return busy("the server is shutting down; ask again later", 1, code="shutting_down")
         return ApiError(ErrorKind.CONFLICT, "a later question of the same page replaced this one", code="superseded")
 
-    async def _take_spare(self) -> asyncio.subprocess.Process:
-        """The process that is ready, if there is one; the next is begun for whoever comes."""
-        spare, self._spare = self._spare, None
-        if spare is None or spare.returncode is not None:
-            spare = await self._start()
-        self._spare = await self._start()
-        return spare
+    async def _begin(self, job: ToolJob) -> asyncio.subprocess.Process:
+        """Give the job the ready process, or a new one, and start the next: one is kept, however many jobs begin at once."""
+        async with self._beginning:
+            process, self._spare = self._spare, None
+            if process is None or process.returncode is not None:
+                process = await self._start()
+            job.take(process)
+            self._spare = await self._start()
+        return process
 
     async def _start(self) -> asyncio.subprocess.Process:
         process = await _start()
