@@ -403,7 +403,17 @@ def _load_native(config: EngineConfig, device: Device, files: ModelFiles) -> Nat
     """On a CPU, unless a number type was asked for: packed weights and native steps where model and machine allow."""
     if not isinstance(device, CpuDevice) or not _can_be_native(config):
         return None
-    return load_native(files.spec, files.model.recipes, files.checkpoint, device.num_threads, config.model.invariant)
+    is_invariant = config.model.invariant
+    return load_native(
+        files.spec,
+        files.model.recipes,
+        files.checkpoint,
+        device.num_threads,
+        is_invariant,
+        uses_tiles=not (
+            is_invariant and config.cache.kv == "int8"
+        ),  # tiles round weights by what all rows beside them see
+    )
 
 
 def _can_be_native(config: EngineConfig) -> bool:

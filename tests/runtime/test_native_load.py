@@ -12,6 +12,7 @@ from penstock.runtime.execution.native.decoder import NativeDecoder
 from penstock.runtime.files import ModelFiles, open_files
 from penstock.runtime.layers.decoder import Decoder
 from penstock.runtime.layers.step import Rotations, Step
+from penstock.runtime.ops.cpu.library import Library, open_library
 from penstock.runtime.ops.layout import BatchLayout
 from tests import real
 
@@ -72,6 +73,22 @@ def test_without_the_library_torch_serves(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(native_load, "open_library", lambda num_threads: None)
     files = open_files(str(real.model_path(real.DEFAULT)))
     assert native_load.load_native(files.spec, files.model.recipes, files.checkpoint, 1) is None
+
+
+@pytest.mark.parametrize(("uses_tiles", "kernels"), [(True, "amx-emulated"), (False, "avx512")])
+def test_tiles_are_left_where_they_would_round_by_the_rows_beside(
+    uses_tiles: bool, kernels: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def opened(num_threads: int, named: str = "amx-emulated") -> Library | None:
+        return open_library(num_threads, named)
+
+    if open_library(1, "avx512") is None:
+        pytest.skip("a machine with tiles has these kernels")
+    monkeypatch.setattr(native_load, "open_library", opened)
+    files = open_files(str(real.model_path(real.DEFAULT)))
+    loaded = native_load.load_native(files.spec, files.model.recipes, files.checkpoint, 1, True, uses_tiles=uses_tiles)
+    assert loaded is not None
+    assert loaded.library.kernels == kernels
 
 
 def test_files_of_floats_are_left_to_torch() -> None:

@@ -22,6 +22,8 @@ SPECS = [
     GQA(6, 2, 128, None, 0.09, logit_softcap=3.0),
     GQA(4, 1, 256, None, 0.0625, window=17),
 ]
+UNTILED = [name for name in KERNELS if not name.startswith("amx")]
+"""Tiles round weights that meet values of 8 bits by what all rows beside them see."""
 NUM_BLOCKS = 100
 BATCHES = [
     ((1,), (1,)),
@@ -167,15 +169,15 @@ def test_many_beside_change_no_bit(spec: GQA, kernels: str, kv: str) -> None:
         assert torch.equal(mine, alone[0]), chunk
 
 
-@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize(("kernels", "kv"), [*((one, "bf16") for one in KERNELS), *((one, "int8") for one in UNTILED)])
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: f"{spec.num_heads}/{spec.num_kv_heads}x{spec.head_dim}")
-def test_a_prompt_in_pieces_changes_no_bit(spec: GQA, kernels: str) -> None:
-    """What many rows of queries make together, few make alone: whole, cut anywhere, and token by token at its end. (Weights
-    that meet values of 8 bits are rounded by what all rows beside them see.)"""
+def test_a_prompt_in_pieces_changes_no_bit(spec: GQA, kernels: str, kv: str) -> None:
+    """What many rows of queries make together, few make alone: whole, cut anywhere, and by few tokens, of which each number
+    is a loop of its own to the compiler."""
     generator = torch.Generator().manual_seed(14)
     context, begin = 330, 250
     tables = torch.randperm(400, generator=generator)[: -(-context // 16)].int()[None]
-    cache = numbers_of(spec, "bf16", 400, generator)
+    cache = numbers_of(spec, kv, 400, generator)
     qkv = torch.randn((context, (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim), generator=generator)
 
     def attended(low: int, high: int) -> torch.Tensor:
@@ -188,7 +190,8 @@ def test_a_prompt_in_pieces_changes_no_bit(spec: GQA, kernels: str) -> None:
 
     attended(0, begin)
     whole = attended(begin, context)
-    for low, high in ((begin, 257), (257, 273), (273, context - 2), (context - 2, context - 1), (context - 1, context)):
+    few = [(low, low + count) for count in range(1, 12) for low in range(begin, 300, count)]
+    for low, high in ((begin, 257), (257, 273), (273, context - 2), *few, (context - 1, context)):
         assert torch.equal(attended(low, high), whole[low - begin : high - begin]), (low, high)
 
 

@@ -23,15 +23,23 @@ from penstock.runtime.ops.quantized.packed import GROUP, pack
 
 MOST_BYTES_PER_WEIGHT = 2
 """Weights of 8 bits have scales besides, and rows are filled up to whole tiles."""
+UNTILED = "avx512"
+"""The kernels of a machine with matrix tiles that does without them."""
 LAYER_MATRICES = tuple(f"{name}.weight" for name in MATRICES)
 """A step has its rows in one number format: all of these are made for rows of 8 bits, or none is taken to be."""
 
 
 def load_native(
-    spec: ModelSpec, recipes: recipes.Recipes, checkpoint: Checkpoint, num_threads: int, is_invariant: bool = False
+    spec: ModelSpec,
+    recipes: recipes.Recipes,
+    checkpoint: Checkpoint,
+    num_threads: int,
+    is_invariant: bool = False,
+    *,
+    uses_tiles: bool = True,
 ) -> NativeDecoder | None:
     """None where the library, the model or the file does not lend itself to it: the torch decoder serves all."""
-    library = packing_library(spec, recipes, checkpoint, num_threads)
+    library = packing_library(spec, recipes, checkpoint, num_threads, uses_tiles=uses_tiles)
     if library is None:
         return None
     weights = fill_native(recipes, checkpoint, spec)
@@ -40,10 +48,12 @@ def load_native(
 
 
 def packing_library(
-    spec: ModelSpec, recipes: recipes.Recipes, checkpoint: Checkpoint, num_threads: int
+    spec: ModelSpec, recipes: recipes.Recipes, checkpoint: Checkpoint, num_threads: int, *, uses_tiles: bool = True
 ) -> Library | None:
     """The library, if it computes such a model from such a file."""
     library = open_library(num_threads)
+    if library is not None and library.kernels.startswith("amx") and not uses_tiles:
+        library = open_library(num_threads, UNTILED)
     if library is None or native_obstacle(spec) is not None or not _is_packable(recipes, checkpoint):
         return None
     return library

@@ -41,6 +41,10 @@ PENSTOCK_INLINE size_t unit_offset(const Attend& t, int position) {
   return (size_t)(block * t.block_stride + (t.kv_head * units + unit) * kTile);
 }
 
+// a * b + c, rounded once. Written out where single numbers meet: whether a compiler joins a product and a sum depends on the
+// code around them, and a row's bits must not depend on how many rows go with it.
+PENSTOCK_INLINE float joined(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+
 // Turns one row of scores, of keys first .. first + num_keys, into weights against the running maximum, which it raises, and
 // returns the factor that brings earlier sums to the new maximum. Keys not seen weigh nothing. `num_keys` is a multiple of
 // 16; `keep(i, weights)` is handed the weights of keys i .. i + 16.
@@ -61,7 +65,7 @@ PENSTOCK_INLINE float weigh(const Attend& t, float* scores, int first, int num_k
     peak = maximum(s, peak);
   }
   const float raised = largest(peak), shift = raised * steepness;
-  const Floats lowered = power_of_two(fill(most * steepness - shift));
+  const Floats lowered = power_of_two(fill(joined(most, steepness, -shift)));
   const float factor = most == raised ? 1.0f : lowered[0];
   Floats sums = {};
   for (int i = 0; i < num_keys; i += 16) {
@@ -71,7 +75,7 @@ PENSTOCK_INLINE float weigh(const Attend& t, float* scores, int first, int num_k
     keep(i, weight);
   }
   most = raised;
-  total = total * factor + sum(sums);
+  total = joined(total, factor, sum(sums));
   return factor;
 }
 
