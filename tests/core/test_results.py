@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.runtime.core.batch import Fault, Finish, FinishReason, Logprob
+from penstock.runtime.core.batch import NO_TOKEN_LEFT, Fault, Finish, FinishReason, Logprob
 from tests.core.steps import add, fill, finish, inside, make_scheduler, output_of, running, step
 from tests.engine.answers import make_request
 
@@ -19,6 +19,14 @@ def test_a_chunk_that_failed_ends_its_sequence_alone():
     assert deltas[0].finish is deltas[2].finish is None
     assert inside(scheduler) == {1, 3}
     scheduler.check()
+
+
+def test_a_request_that_leaves_itself_no_token_is_at_fault_itself():
+    scheduler = make_scheduler()
+    add(scheduler, 1)
+    batch = scheduler.schedule(0.0)
+    (delta,) = scheduler.commit(batch, output_of(batch, failures=((0, NO_TOKEN_LEFT),)), 0.0)
+    assert delta.finish == Finish(FinishReason.ERROR, NO_TOKEN_LEFT, Fault.REQUEST)
 
 
 def test_a_chunk_that_drew_nothing_ends_its_sequence():

@@ -7,7 +7,19 @@ import pytest
 
 from penstock.service.router.fleet import ReplicaState
 from tests.machine import PATIENCE_S
-from tests.router.harness import SHOWN, ScriptedReplica, answer, ask, chunk, head, read_answer, routed, telling, whole
+from tests.router.harness import (
+    SHOWN,
+    WORDS,
+    ScriptedReplica,
+    answer,
+    ask,
+    chunk,
+    head,
+    read_answer,
+    routed,
+    telling,
+    whole,
+)
 
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
 
@@ -225,6 +237,54 @@ async def truncated(replica, headers, body, writer):
     writer.write(head(content_type="text/event-stream", transfer_encoding="chunked") + b"\r\n" + chunk(b"data: 1\n\n"))
     await writer.drain()
     writer.transport.abort()
+
+
+def poisoned(num_words: int):
+    """Goes on by so many words, then ends in an error of its own; says so at once where it has none to add."""
+
+    async def handler(replica, headers, body, writer):
+        is_resumed, size = "x-penstock-resume" in headers, int(headers.get("x-penstock-resume", 0))
+        begin = len(body[:size].split(b",")) if size else 0
+        if is_resumed and not num_words:
+            writer.write(whole(b'{"error":{"message":"no"}}', 500))
+            return
+        kind = "text/event-stream; charset=utf-8"
+        writer.write(head(content_type=kind, transfer_encoding="chunked", x_penstock_relay="1") + b"\r\n")
+        writer.write(chunk(b":t \n\n" if is_resumed else b"data: begin\n\n:t \n\n"))
+        for number in range(begin, min(begin + num_words, len(WORDS))):
+            writer.write(chunk(b"data: %b\n\n:t 0=%d\n\n" % (WORDS[number].encode(), number)))
+        if begin + num_words >= len(WORDS):
+            writer.write(chunk(b"data: [DONE]\n\n:u 5 8 0\n\n"))
+        else:
+            writer.write(chunk(b'data: {"error":{}}\n\n'))
+        writer.write(b"0\r\n\r\n")
+
+    return handler
+
+
+def test_a_stream_that_no_replica_can_go_on_with_is_tried_three_times():
+    async def law():
+        async with routed(ScriptedReplica("a", poisoned(0)), ScriptedReplica("b", poisoned(0))) as router:
+            status, _, body = await router.post(BODY | {"stream": True})
+            assert status == 200
+            begin, last, rest = body.split(b"\n\n")
+            assert (begin, rest) == (b"data: begin", b"")
+            error = json.loads(last.removeprefix(b"data: "))["error"]
+            assert error["message"].startswith("the model failed on this request")
+            assert error["type"] == "server_error"
+            assert sum(len(replica.asked) for replica in router.replicas) == 3
+
+    run(law)
+
+
+def test_errors_with_tokens_between_them_are_outlived():
+    async def law():
+        async with routed(ScriptedReplica("a", poisoned(2)), ScriptedReplica("b", poisoned(2))) as router:
+            status, _, body = await router.post(BODY | {"stream": True})
+            assert (status, body) == (200, SHOWN)
+            assert sum(len(replica.asked) for replica in router.replicas) == 4
+
+    run(law)
 
 
 def test_a_stream_that_cannot_go_on_ends_in_an_error_event():

@@ -150,6 +150,25 @@ def test_extra_wishes_are_honoured_and_unknown_ones_told(client: openai.OpenAI) 
     assert "total;dur=" in raw.headers["server-timing"]
 
 
+def test_a_chat_and_its_stream_have_the_same_ids(client: openai.OpenAI) -> None:
+    """Where others have them: those of the prompt at the head, those of the answer in each choice."""
+    asked: dict[str, Any] = {
+        "messages": user("same ids"),
+        "max_tokens": 6,
+        "n": 2,
+        "extra_body": {"return_token_ids": True, "ignore_eos": True},
+        **GREEDY,
+    }
+    whole = client.chat.completions.create(**asked).model_dump()
+    chunks = [chunk.model_dump() for chunk in client.chat.completions.create(stream=True, **asked)]
+    assert chunks[0]["prompt_token_ids"] == whole["prompt_token_ids"] == [*render(user("same ids")).encode()]
+    streamed: list[list[int]] = [[], []]
+    for choice in (choice for chunk in chunks for choice in chunk["choices"]):
+        streamed[choice["index"]] += choice.get("token_ids") or []
+    assert streamed == [choice["token_ids"] for choice in whole["choices"]]
+    assert len(streamed[0]) == 6
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_ids_of_an_answer_are_all_its_tokens(client: openai.OpenAI, stream: bool) -> None:
     """Those too that show no text by themselves: the oracle draws bytes, of which many are only a part of a character."""

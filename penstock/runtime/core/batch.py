@@ -99,6 +99,12 @@ class Logprob(NamedTuple):
     top: tuple[tuple[int, float], ...]
 
 
+NO_TOKEN_LEFT = (
+    "no token may be drawn: allowed tokens, banned tokens, minimum length and grammar leave none; loosen one of them"
+)
+"""The failure of a sequence that is its request's own fault."""
+
+
 class StepOutput(NamedTuple):
     """What a step gave, one entry per chunk of its batch."""
 

@@ -14,6 +14,7 @@ from typing import ClassVar, NamedTuple
 
 from penstock.errors import CapacityError, RequestError
 from penstock.runtime.core.batch import (
+    NO_TOKEN_LEFT,
     Batch,
     Chunk,
     Delta,
@@ -284,7 +285,8 @@ class Scheduler:
             else:
                 if index in failures or (chunks[index].samples and not drawn):
                     message = failures.get(index, "the model drew no token")
-                    deltas.append(self._finish(sequence, Finish(FinishReason.ERROR, message, Fault.ENGINE)))
+                    fault = Fault.REQUEST if message == NO_TOKEN_LEFT else Fault.ENGINE
+                    deltas.append(self._finish(sequence, Finish(FinishReason.ERROR, message, fault)))
                     continue
                 delta = self._advance(sequence, chunks[index], output, index)
                 is_usual = False

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from penstock.runtime.core.batch import Chunk, Logprob
+from penstock.runtime.core.batch import NO_TOKEN_LEFT, Chunk, Logprob
 from penstock.runtime.execution.eager.sampling_state import SamplingStates
 from penstock.runtime.ops.rows import keep_drawn
 from penstock.runtime.ops.sampling.sample import ADJUSTS, FILTERS, MASKED, NOTHING_LEFT, Draws, Needs, sample
@@ -18,7 +18,7 @@ from penstock.runtime.ops.sampling.whole import NOT_DRAWN
 
 FAILURES = {
     NOT_DRAWN: "the model gave numbers that are not finite for this sequence",
-    NOTHING_LEFT: "no token may be drawn: allowed tokens, banned tokens and minimum length leave none; loosen one of them",
+    NOTHING_LEFT: NO_TOKEN_LEFT,
 }
 """Why no token stands for a row of scores."""
 NOT_FINITE = FAILURES[NOT_DRAWN]

@@ -23,7 +23,10 @@ from penstock.service.upstream.connections import Headers
 
 RUBBISH = "its answer is none that a server of models gives"
 MAX_TRIES = 3
-"""Of a request that replicas answer with an error of theirs."""
+"""Of a request that replicas answer with an error of theirs: of one that has begun, without a token between them."""
+FAILED = Refusal(
+    500, "the model failed on this request wherever it was sent; others are not affected", type="server_error"
+)
 BUSY = (429, 503)
 """The replica is fine and has no room: another may have."""
 BROKEN = (500, 502, 504)
@@ -51,6 +54,10 @@ class Relay:
     _answer: ReplicaAnswer | None = None
     _is_slow: bool = False
     _is_marked: bool = False
+    _num_errors: int = 0
+    """Answers in a row that ended in an error of the replica's, with no token between them."""
+    _num_tokens: int = 0
+    """Shown when the last of them came."""
     _status: int = 0
     _head: bytes = b""
     _shown: list[bytes] = field(default_factory=list)
@@ -136,11 +143,11 @@ class Relay:
         if not self.has_begun and not answer.is_of_kind(self.job.request.method):
             self._fail(attempt, RUBBISH, False)
             return
+        if is_error and self.has_begun and status not in BUSY:
+            self._fail_with_error(attempt, "it does not go on with an answer")
+            return
         if is_error:
             if self._try_elsewhere(status):
-                return
-            if self.has_begun:
-                self._give_up("no replica could take the answer over; send the request again")
                 return
             if self._ask_another_model(is_good=None if status in BUSY else False):
                 return
@@ -194,7 +201,7 @@ class Relay:
         if answer.is_marked:
             end = marks.end_of(self._shown)
             if end is None:
-                self._fail(attempt, "the stream ended early", False)
+                self._fail_with_error(attempt, "the stream ended early")
                 return
             self.count = end
         self._finish(RelayOutcome.ANSWERED)
@@ -282,6 +289,18 @@ class Relay:
             self._app.park(self)
             return
         self.start()
+
+    def _fail_with_error(self, attempt: Attempt, message: str) -> None:
+        """The replica is there, and it could not go on. Where several cannot, and none of them a token further, the request
+        is what fails."""
+        num_tokens = self._num_shown_tokens
+        self._num_errors = self._num_errors + 1 if num_tokens == self._num_tokens else 1
+        self._num_tokens = num_tokens
+        if self._num_errors < MAX_TRIES:
+            self._fail(attempt, message, False)
+        else:
+            self._leave(is_good=False)
+            self.refuse(FAILED, RelayOutcome.FAILED)
 
     def _try_elsewhere(self, status: int) -> bool:
         """Another replica may do better. False where the answer has to be passed on as it is."""
@@ -390,4 +409,8 @@ class Relay:
         """What it took where nobody said: all of the prompt once it was answered, and the tokens shown."""
         if not self.first_byte_s or self._status >= 400:
             return TokenCount()
-        return TokenCount(self.job.call.num_tokens, sum(map(len, marks.tokens_of(self._shown).values())), 0)
+        return TokenCount(self.job.call.num_tokens, self._num_shown_tokens, 0)
+
+    @property
+    def _num_shown_tokens(self) -> int:
+        return sum(map(len, marks.tokens_of(self._shown).values()))

@@ -138,9 +138,16 @@ class ChatEncoder(ChoicesEncoder):
     def _starts(self) -> list[bytes]:
         return [self._begin + b'[{"index":%d,"delta":{"content":' % index for index in range(self._num_choices)]
 
+    def whole(self, call: Call, timings: dict[str, float] | None) -> dict[str, Any]:
+        asked = {"prompt_token_ids": call.prompts[0]} if self._reports_ids else {}
+        return super().whole(call, timings) | asked
+
     def opening(self, call: Call) -> bytes:
         delta = b'{"role":"assistant","content":"","refusal":null}'
-        return b"".join(self._event(index, delta, b"null", b"null") for index in range(self._num_choices))
+        events = b"".join(self._event(index, delta, b"null", b"null") for index in range(self._num_choices))
+        if not self._reports_ids:
+            return events
+        return b'data: {"prompt_token_ids":' + sse.quoted(call.prompts[0]) + b"," + events.removeprefix(b"data: {")
 
     def reporting(self, pieces: Sequence[Piece]) -> bytes:
         if len(pieces) == 1:
@@ -178,11 +185,16 @@ class ChatEncoder(ChoicesEncoder):
             "logprobs": logprobs,
             "finish_reason": self._calls.reason(kept[-1].finish_reason) if kept else None,
         }
-        if self._reports_ids:
-            choice["token_ids"] = [token for piece in kept for token in piece.token_ids]
-            if any(piece.drafts for piece in kept):
-                choice["accepted_drafts"] = [is_draft for piece in kept for is_draft in piece.are_drafts]
-        return choice
+        return choice | self._ids(kept)
+
+    def _ids(self, pieces: Sequence[Piece]) -> dict[str, Any]:
+        """The tokens themselves, where they were asked for, and which of them were guessed."""
+        if not self._reports_ids:
+            return {}
+        ids = {"token_ids": [token for piece in pieces for token in piece.token_ids]}
+        if not any(piece.drafts for piece in pieces):
+            return ids
+        return ids | {"accepted_drafts": [is_draft for piece in pieces for is_draft in piece.are_drafts]}
 
     def _report(self, piece: Piece) -> bytes:
         """Text first, then an empty delta that carries the finish."""
@@ -190,16 +202,13 @@ class ChatEncoder(ChoicesEncoder):
         deltas = [*([words] if words else ()), *self._calls.deltas(piece.segments)]
         if not deltas and (piece.logprobs or (self._reports_ids and piece.token_ids)):
             deltas = [{"content": ""}]
-        if deltas and self._reports_ids:
-            deltas[0]["token_ids"] = piece.token_ids
-            if piece.drafts:
-                deltas[0]["accepted_drafts"] = piece.are_drafts
+        ids = b"," + sse.quoted(self._ids((piece,)))[1:-1] if self._reports_ids else b""
         events = []
         for number, delta in enumerate(deltas):
             logprobs = b"null"
             if not number and self._num_top is not None and piece.logprobs:
                 logprobs = sse.quoted({"content": self._entries(piece), "refusal": None})
-            events.append(self._event(piece.choice, sse.quoted(delta), logprobs, b"null"))
+            events.append(self._event(piece.choice, sse.quoted(delta), logprobs, b"null" + (b"" if number else ids)))
         if piece.finish_reason is not None:
             events.append(
                 self._event(piece.choice, b"{}", b"null", sse.quoted(self._calls.reason(piece.finish_reason)))

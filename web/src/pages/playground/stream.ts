@@ -14,11 +14,11 @@ interface Chunk {
     delta: {
       content?: string | null;
       reasoning_content?: string | null;
-      accepted_drafts?: boolean[];
       tool_calls?: { index: number; id?: string; function?: { name?: string; arguments?: string } }[];
     };
     logprobs?: { content: Entry[] } | null;
     finish_reason: string | null;
+    accepted_drafts?: boolean[];
   }[];
   usage?: Usage | null;
 }
@@ -123,7 +123,7 @@ function take(turn: Turn, chunk: Chunk, now: number): void {
     if (call.function?.name) found.name = call.function.name;
     found.arguments += call.function?.arguments ?? "";
   }
-  const drafts = choice.delta.accepted_drafts ?? [];
+  const drafts = choice.accepted_drafts ?? [];
   (choice.logprobs?.content ?? []).forEach((entry, index) => {
     if (turn.tokens.length < MAX_TOKENS_KEPT) turn.tokens.push(token(entry, drafts[index] ?? false));
   });
