@@ -4,16 +4,21 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import openai
 import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
+from penstock.runtime.core.batch import Logprob
+from penstock.runtime.text.stream.segments import ContentText
+from penstock.runtime.text.tokenizer.tokenizer import Tokenizer
+from penstock.service.server.calls.call import Call, Piece
+from penstock.service.server.responses import encoder
 from penstock.service.server.responses.protocol import REFUSED, ResponseBody
 from tests.machine import PATIENCE_S
 from tests.server.serving import Server, chat_text, oracle_text, render, serving, user
@@ -26,6 +31,16 @@ ASKED: dict[str, Any] = {"model": "default", "temperature": 0, "max_output_token
 def sdk(server: Server) -> Iterator[openai.OpenAI]:
     with server.sdk() as client:
         yield client
+
+
+class Letters:
+    """A tokenizer whose tokens are letters."""
+
+    def token(self, token_id: int) -> str:
+        return chr(token_id)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return bytes((token_id,))
 
 
 def settled(sdk: openai.OpenAI, response_id: str) -> Response:
@@ -75,6 +90,23 @@ def test_the_client_s_own_stream_ends_with_the_response(sdk: openai.OpenAI) -> N
         *_, last = stream
     assert last.type == "response.incomplete"
     assert last.response.output_text == chat_text("helper", 9)
+
+
+def test_a_token_without_text_has_its_log_probability_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However tokens fall into pieces: half a character, and the token that ends the text, may come by themselves."""
+    monkeypatch.setattr(encoder, "_usage", lambda call: None)
+
+    def told(*pieces: Sequence[tuple[str, int]]) -> list[str]:
+        one = encoder.ResponseEncoder({}, cast(Tokenizer, Letters()), num_top=0, on_end=lambda response: ())
+        for piece in pieces:
+            segments = tuple(ContentText(text) for text in ["".join(text for text, _ in piece)] if text)
+            logprobs = tuple(Logprob(token, -1.0, ()) for _, token in piece)
+            one.keep([Piece(0, segments, tuple(token for _, token in piece), logprobs, (), None, None)])
+        (item,) = one.whole(cast(Call, None), None)["output"]
+        return [entry["token"] for entry in item["content"][0]["logprobs"]]
+
+    first, second, last = ("", 104), ("hi", 105), ("", 33)
+    assert told((first,), (second,), (last,)) == told((first, second, last)) == ["h", "i", "!"]
 
 
 def test_a_response_goes_on_from_the_last(sdk: openai.OpenAI) -> None:

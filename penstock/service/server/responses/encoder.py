@@ -52,6 +52,8 @@ class ResponseEncoder(AnswerEncoder):
         self._usage: Fields | None = None
         self._item: Fields | None = None
         """The item that is open; the last of `output`."""
+        self._unplaced: list[Fields] = []
+        """Log probabilities of tokens that have shown no text yet."""
         self._ended: Fields | None = None
         """The response, once it is kept."""
         self._unsent: list[bytes] = []
@@ -73,10 +75,9 @@ class ResponseEncoder(AnswerEncoder):
 
     def reporting(self, pieces: Sequence[Piece]) -> bytes:
         for piece in pieces:
-            logprobs = self._logprobs(piece)
+            self._unplaced += self._logprobs(piece)
             for segment in piece.segments:
-                self._take(segment, logprobs)
-                logprobs = []
+                self._take(segment)
             if piece.finish_reason is not None:
                 self._finish_reason = piece.finish_reason
         return self._payload()
@@ -135,12 +136,14 @@ class ResponseEncoder(AnswerEncoder):
         response["completed_at"] = None if is_cut else int(time.time())
         return response
 
-    def _take(self, segment: Segment, logprobs: list[Fields]) -> None:
+    def _take(self, segment: Segment) -> None:
+        if not isinstance(segment, ContentText):
+            self._unplaced = []
         match segment:
             case ContentText(text):
-                self._add_text("message", text, logprobs)
+                self._add_text("message", text)
             case ReasoningText(text):
-                self._add_text("reasoning", text, logprobs)
+                self._add_text("reasoning", text)
             case ToolCallStart(_, name, call_id):
                 item = {"type": "function_call", "id": new_id("function_call"), "name": name, "arguments": ""}
                 self._open(item | {"call_id": call_id or f"call_{random_hex()}"})
@@ -151,7 +154,7 @@ class ResponseEncoder(AnswerEncoder):
             case ToolCallEnd():
                 self._close("completed")
 
-    def _add_text(self, kind: str, text: str, logprobs: list[Fields]) -> None:
+    def _add_text(self, kind: str, text: str) -> None:
         item = self._item
         if item is None or item["type"] != kind:
             self._open_text(kind)
@@ -161,8 +164,8 @@ class ResponseEncoder(AnswerEncoder):
         if kind == "reasoning":
             self._part_event("response.reasoning_text.delta", {"delta": text})
             return
-        if self._num_top is not None:
-            part["logprobs"].extend(logprobs)
+        logprobs, self._unplaced = self._unplaced, []
+        part["logprobs"].extend(logprobs)
         self._part_event("response.output_text.delta", {"delta": text, "logprobs": logprobs})
 
     def _open_text(self, kind: str) -> None:
@@ -191,6 +194,9 @@ class ResponseEncoder(AnswerEncoder):
             self._item_event("response.function_call_arguments.done", done)
         else:
             part = item["content"][0]
+            if item["type"] == "message":
+                part["logprobs"].extend(self._unplaced)
+                self._unplaced = []
             name = "response.output_text.done" if item["type"] == "message" else "response.reasoning_text.done"
             done = {"text": part["text"]} | ({"logprobs": part["logprobs"]} if item["type"] == "message" else {})
             self._part_event(name, done)
