@@ -3,8 +3,11 @@
 A server that is asked with `x-penstock-relay` by a router it knows ends every write of a stream in a mark that no client sees:
 
     data: {...}\\n\\n            an event, or several; or lines of JSON, {...}\\n
-    :t 0=17,204 1=9\\n\\n       tokens by choice that the text above has taken in; empty for a write without tokens
+    :t 0=17,204 1=9,-1\\n\\n    tokens by choice that the text above has taken in; empty for a write without tokens
     :u 31 12 16\\n\\n           instead of :t, once: the stream is over; tokens of prompt, answer and cache
+
+Where a choice has ended, as with a grammar that is complete, a number that is no token stands last: `ENDED`, or `CUT` where it
+was as long as it may be.
 
 What came before a mark has been shown when the mark is there; what follows the last mark is held back. So the marks so far
 say from which tokens another replica continues, in letters that have all been sent and no letter twice.
@@ -42,6 +45,8 @@ RESUME_HEADER = b"x-penstock-resume"
 USAGE_HEADER = b"x-penstock-usage"
 LOST_HEADER = b"x-penstock-lost"
 """Beside an error: the engine went away under a request that was in order, so another replica may well answer it."""
+
+ENDED, CUT = -1, -2
 
 _TOKENS = b":t "
 _END = b":u "
@@ -108,6 +113,10 @@ def tokens_of(shown: Sequence[bytes]) -> dict[int, list[int]]:
     return found
 
 
+def num_tokens(shown: Sequence[bytes]) -> int:
+    return sum(token >= 0 for tokens in tokens_of(shown).values() for token in tokens)
+
+
 def mark_of(tokens: Sequence[tuple[int, Sequence[int]]]) -> bytes:
     """After a write that took in these tokens, by choice."""
     return _TOKENS + _listed(tokens) + _BREAK
@@ -121,7 +130,7 @@ def end_mark(count: TokenCount) -> bytes:
 def resumed_tokens(prefix: bytes) -> dict[int, list[int]]:
     """Tokens by choice that a request goes on after; raises ValueError for what is no list of them."""
     found = tokens_of([_TOKENS + prefix])
-    if any(choice < 0 or min(ids) < 0 for choice, ids in found.items()):
+    if any(choice < 0 or min(ids) < CUT or min(ids[:-1], default=0) < 0 for choice, ids in found.items()):
         raise ValueError("a token has no sign")
     return found
 

@@ -126,7 +126,7 @@ def test_every_stream_passes_and_outlives_its_replica(pair: Service, path: str) 
         assert calm in set(_texts(whole.json()))
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/api/chat"])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/messages", "/api/chat"])
 def test_router_and_server_word_refusals_alike(path: str) -> None:
     for refusal in (no_key(), unavailable("no room", 1), Refusal(403, "no"), Refusal(413, "less", code="large")):
         refusal.type = "permission_error" if refusal.status == 403 else refusal.type

@@ -209,7 +209,8 @@ def test_a_forged_answer_to_go_on_with_is_the_clients_fault() -> None:
     forged = [
         b"0=999999999",
         b"9=1",
-        b"0=-1",
+        b"0=-3",
+        b"0=-1,5",
         b"-1=1",
         b"a=b",
         b"0=",

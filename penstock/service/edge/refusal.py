@@ -44,8 +44,11 @@ class Refusal(PenstockError):
 
     @property
     def body(self) -> bytes:
-        error = {"message": str(self), "type": self.type, "param": self.param, "code": self.code}
-        return msgspec.json.encode({"error": error})
+        return msgspec.json.encode(self._openai)
+
+    @property
+    def _openai(self) -> dict[str, Any]:
+        return {"error": {"message": str(self), "type": self.type, "param": self.param, "code": self.code}}
 
     @property
     def header_lines(self) -> bytes:
@@ -66,7 +69,11 @@ class Refusal(PenstockError):
         _, body = self.worded(path, request_id)
         if is_ollama(path):
             return body + b"\n"
-        return (b"event: error\n" if is_anthropic(path) else b"") + b"data: " + body + b"\n\n"
+        if is_responses := path.startswith("/v1/responses"):
+            event = {"type": "error", "code": self.code, "message": str(self), "param": self.param}
+            body = msgspec.json.encode(event | self._openai)
+        name = b"event: error\n" if is_responses or is_anthropic(path) else b""
+        return name + b"data: " + body + b"\n\n"
 
     def _anthropic(self, status: int, request_id: bytes) -> dict[str, Any]:
         name = "billing_error" if self.type == QUOTA else ANTHROPIC_TYPES.get(status, "invalid_request_error")

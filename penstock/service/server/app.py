@@ -167,6 +167,8 @@ def dialect_of(path: str, is_anthropic: bool) -> Dialect:
     """How answers on a path are worded, errors of paths that are not there included."""
     if path.startswith("/v1/messages") or (is_anthropic and path.startswith("/v1/models")):
         return anthropic.DIALECT
+    if path.startswith("/v1/responses"):
+        return openai.RESPONSES
     return ollama.DIALECT if path.startswith("/api/") else openai.DIALECT
 
 

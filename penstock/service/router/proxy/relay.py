@@ -413,4 +413,4 @@ class Relay:
 
     @property
     def _num_shown_tokens(self) -> int:
-        return sum(map(len, marks.tokens_of(self._shown).values()))
+        return marks.num_tokens(self._shown)

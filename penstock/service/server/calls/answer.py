@@ -16,7 +16,7 @@ import msgspec
 
 from penstock.runtime.core.batch import FinishReason
 from penstock.service import marks
-from penstock.service.server.calls.call import Call, Failure, Piece, Pipe
+from penstock.service.server.calls.call import LENGTH, Call, Failure, Piece, Pipe
 from penstock.service.server.calls.calls import Calls, OpenCall
 from penstock.service.server.calls.generation import Delivery
 from penstock.service.server.calls.usage import token_count
@@ -39,14 +39,18 @@ class Marker:
     def __init__(self, call: Call) -> None:
         self._call = call
         self._counts = [len(writer.token_ids) for writer in call.writers]
+        self._are_over = [writer.is_over for writer in call.writers]
 
     def mark(self) -> bytes:
         tokens = []
-        for index, writer in enumerate(self._call.writers):
+        for index, writer in enumerate(self._call.shown):
             count = self._counts[index]
             if len(writer.token_ids) > count:
                 tokens.append((index, writer.token_ids[count:]))
                 self._counts[index] = len(writer.token_ids)
+            if writer.finish_reason is not None and not self._are_over[index]:
+                tokens.append((index, [marks.CUT if writer.finish_reason == LENGTH else marks.ENDED]))
+                self._are_over[index] = True
         return marks.mark_of(tokens)
 
     def marked(self, write: Callable[..., bytes]) -> Callable[..., bytes]:
@@ -56,7 +60,7 @@ class Marker:
 def check_resumed(tokens: dict[int, list[int]], num_choices: int, vocab_size: int, max_context: int) -> None:
     """Raises the error of a client where no engine of ours can have drawn these tokens."""
     for choice, ids in tokens.items():
-        if choice >= num_choices or len(ids) >= max_context or max(ids) >= vocab_size:
+        if choice >= num_choices or len(ids) > max_context or max(ids) >= vocab_size:
             raise invalid("the answer to go on with is none of this model's", code="invalid_resume")
 
 

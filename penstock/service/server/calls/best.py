@@ -16,7 +16,7 @@ from penstock.runtime.engine.client import EngineClient
 from penstock.runtime.text.beam import Beam, BeamRules, Ranked, TokenIds, searching
 from penstock.runtime.text.stream.stream import TextRules
 from penstock.runtime.text.tokenizer.tokenizer import Tokenizer
-from penstock.service.server.calls.call import CANCELLED, Call, Failure, Piece, Pipe, Reporting
+from penstock.service.server.calls.call import CANCELLED, Call, Failure, Piece, Pipe, Reporting, Writer
 from penstock.service.server.calls.generation import Beams
 from penstock.service.server.http.faults import invalid
 from penstock.service.server.served import ServedModel
@@ -40,6 +40,11 @@ class BestCall(Call):
         self._num_kept = num_kept
         self._shows_logprobs = shows_logprobs
         self._drawn: list[list[Piece]] = [[] for _ in self.writers]
+
+    @property
+    def shown(self) -> Sequence[Writer]:
+        """None until all have ended: elsewhere they are drawn anew, since what is not shown cannot be compared there."""
+        return self.writers if self.is_over else ()
 
     async def news(self) -> list[Piece]:
         return self._taken(await super().news())

@@ -15,6 +15,7 @@ from penstock.runtime.engine.client import DeltaStream, EngineClient, folded
 from penstock.runtime.text.stream.segments import Segments, ToolCallStart, content_of, joined, reasoning_of
 from penstock.runtime.text.stream.stream import TextRules, TextStream
 from penstock.runtime.text.tokenizer.tokenizer import Tokenizer
+from penstock.service.marks import CUT
 
 STOP = "stop"
 LENGTH = "length"
@@ -215,6 +216,11 @@ class Call:
         return not self._num_unended
 
     @property
+    def shown(self) -> Sequence[Writer]:
+        """Whose tokens its client has been told of, or will be with what is written next."""
+        return self.writers
+
+    @property
     def waiting(self) -> "DeltaStream | None":
         """Its first request, while nothing of the answer is there."""
         first = self._streams[0] if self._streams else None
@@ -226,11 +232,10 @@ class Call:
         for number, request in enumerate(self.requests):
             resumed = []
             for choice in range(num_choices):
-                seen = tuple(tokens.get(number * num_choices + choice, ()))
-                delta = Delta(request.request_id, choice, seen, _finish_of(request, seen))
-                pieces += self._written(number, [delta])
-                is_over = self.writers[number * num_choices + choice].is_over
-                resumed.append(seen[:-1] if is_over else seen)  # its last token is drawn again, and nobody is told
+                seen, finish = _ended(request, tokens.get(number * num_choices + choice, ()))
+                pieces += self._written(number, [Delta(request.request_id, choice, seen, finish)])
+                # The last token of one that is over is drawn again, and nobody is told.
+                resumed.append(seen if finish is None else seen[:-1])
             self.requests[number] = replace(request, resumed=tuple(resumed))
         return pieces
 
@@ -327,15 +332,15 @@ class Call:
             queue.put_nowait((number, await stream.take()))
 
 
-def _finish_of(request: Request, tokens: Sequence[int]) -> Finish | None:
-    """How an answer ended that has these tokens; None if it goes on."""
-    params = request.params
-    is_stop = not params.ignore_eos and len(tokens) > params.min_tokens
-    if tokens and is_stop and tokens[-1] in params.stop_token_ids:
-        return Finish(FinishReason.STOP, stop_token_id=tokens[-1])
-    if params.max_tokens is not None and len(tokens) >= params.max_tokens:
-        return Finish(FinishReason.LENGTH)
-    return None
+def _ended(request: Request, shown: Sequence[int]) -> tuple[tuple[int, ...], Finish | None]:
+    """The tokens of an answer that were shown, and how it ended if it has."""
+    if not shown or shown[-1] >= 0:
+        return tuple(shown), None
+    *seen, sign = shown
+    if sign == CUT:
+        return tuple(seen), Finish(FinishReason.LENGTH)
+    is_stop = seen and seen[-1] in request.params.stop_token_ids and not request.params.ignore_eos
+    return tuple(seen), Finish(FinishReason.STOP, stop_token_id=seen[-1] if is_stop else None)
 
 
 def _added(sums: tuple[int, int], drafts: Drafted) -> tuple[int, int]:

@@ -127,7 +127,7 @@ class CompletionEncoder(ChoicesEncoder):
             columns = self._columns[index]
             self._echo_columns(index)
             for piece in kept:
-                columns.add(piece.logprobs)
+                columns.add(piece.token_ids, piece.logprobs)
             choice["logprobs"] = columns.value
         if self._reports_prompt_logprobs:
             choice["prompt_logprobs"] = self._prompt_rows(index)
@@ -150,7 +150,7 @@ class CompletionEncoder(ChoicesEncoder):
                 if is_first and self._echoes:
                     text = self._prompt_text(index) + text
                     self._echo_columns(index)
-                self._columns[index].add(piece.logprobs)
+                self._columns[index].add(piece.token_ids, piece.logprobs)
                 logprobs = sse.quoted(self._columns[index].value)
                 self._columns[index].clear()
             events.append(self._event(index, text, logprobs, b"null", piece.token_ids))
@@ -175,8 +175,9 @@ class CompletionEncoder(ChoicesEncoder):
         if not self._echoes:
             return
         number = index // self._num_choices
-        self._columns[index].add_first(self._prompts[number][0])
-        self._columns[index].add(self._prompt_logprobs[number])
+        first, *rest = self._prompts[number]
+        self._columns[index].add_first(first)
+        self._columns[index].add(rest, self._prompt_logprobs[number])
 
     def _prompt_rows(self, index: int) -> list[dict[str, Any] | None]:
         rows: list[dict[str, Any] | None] = [None]

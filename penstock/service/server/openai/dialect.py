@@ -34,4 +34,14 @@ class OpenAiDialect(Dialect):
         ]
 
 
+class ResponsesDialect(OpenAiDialect):
+    """Events of the Responses API have a `type`; the official clients raise where they see an `error`."""
+
+    def error_event(self, error: ApiError, request_id: str) -> bytes:
+        said = self.error_value(error, request_id)
+        event = {"type": "error", "code": error.code, "message": error.message, "param": error.param}
+        return sse.named_event("error", event | said)
+
+
 DIALECT = OpenAiDialect()
+RESPONSES = ResponsesDialect()

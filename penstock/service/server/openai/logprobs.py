@@ -60,7 +60,10 @@ class CompletionLogprobs:
         """The first token of a prompt, which nothing predicts."""
         self._add(token_text(self._tokenizer, token_id), None, None, None)
 
-    def add(self, logprobs: Sequence[Logprob]) -> None:
+    def add(self, token_ids: Sequence[int], logprobs: Sequence[Logprob]) -> None:
+        """Tokens without log probabilities were told of by another replica: offsets run on from them."""
+        if not logprobs:
+            self._offset += sum(len(token_text(self._tokenizer, token_id)) for token_id in token_ids)
         for one in logprobs:
             text, logprob = token_text(self._tokenizer, one.token_id), number(one.logprob)
             rivals = [(rival, number(other)) for rival, other in one.top[: self._num_top]]

@@ -26,7 +26,7 @@ from penstock.service.server.dialect import AnswerEncoder
 from penstock.service.server.http import sse
 from penstock.service.server.http.exchange import random_hex
 from penstock.service.server.http.faults import ApiError
-from penstock.service.server.openai.dialect import DIALECT
+from penstock.service.server.openai.dialect import RESPONSES
 from penstock.service.server.openai.logprobs import chat_entries
 from penstock.service.server.responses.items import new_id
 
@@ -39,7 +39,7 @@ class ResponseEncoder(AnswerEncoder):
     hands back what is being written of it: a client that waits is told if that fails.
     """
 
-    dialect = DIALECT
+    dialect = RESPONSES
 
     def __init__(self, head: Fields, tokenizer: Tokenizer, *, num_top: int | None, on_end: OnEnd) -> None:
         self.head = head
