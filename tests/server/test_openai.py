@@ -219,7 +219,7 @@ def test_a_completion_without_a_length_has_sixteen_tokens(client: openai.OpenAI)
     assert answer.usage.completion_tokens == 16
 
 
-@pytest.mark.parametrize("prompt", ["echo me", [101, 102, 103]])
+@pytest.mark.parametrize("prompt", ["echo me", [101, 102, 103], "several steps " * 200])
 @pytest.mark.parametrize("stream", [False, True])
 def test_echo_with_log_probabilities_covers_prompt_and_answer(client: openai.OpenAI, prompt: Any, stream: bool) -> None:
     asked: dict[str, Any] = {"prompt": prompt, "max_tokens": 2, "echo": True, "logprobs": 1, **GREEDY}

@@ -142,14 +142,15 @@ class CompletionEncoder(ChoicesEncoder):
         self._take_prompt_logprobs(piece)
         events = []
         is_first = not self._kept[index]
-        if piece.token_ids or piece.content or (is_first and self._echoes and self._num_top is not None):
+        is_echo = is_first and self._echoes and self._num_top is not None
+        if piece.token_ids or piece.content or (is_echo and self._is_scored(index)):
             text, logprobs = piece.content, b"null"
             if is_first:
                 self._kept[index].append(piece)
+            if is_echo:
+                text = self._prompt_text(index) + text
+                self._echo_columns(index)
             if self._num_top is not None:
-                if is_first and self._echoes:
-                    text = self._prompt_text(index) + text
-                    self._echo_columns(index)
                 self._columns[index].add(piece.token_ids, piece.logprobs)
                 logprobs = sse.quoted(self._columns[index].value)
                 self._columns[index].clear()
@@ -169,6 +170,11 @@ class CompletionEncoder(ChoicesEncoder):
     def _take_prompt_logprobs(self, piece: Piece) -> None:
         if piece.prompt_logprobs and piece.choice % self._num_choices == 0:
             self._prompt_logprobs[piece.choice // self._num_choices].extend(piece.prompt_logprobs)
+
+    def _is_scored(self, index: int) -> bool:
+        """The log probabilities of the whole prompt are there; a long one is computed in several steps."""
+        number = index // self._num_choices
+        return len(self._prompt_logprobs[number]) + 1 == len(self._prompts[number])
 
     def _echo_columns(self, index: int) -> None:
         """The prompt's own tokens; the first has no log probability, since nothing came before it."""
