@@ -32,6 +32,9 @@ STEP_LOG = "--step-log="
 LOG = "--log="
 OFFER = "--offer="
 
+SPINS_OF_SHARED_PROCESSORS = "1000"
+"""What the library takes itself where it knows of more threads than processors."""
+
 
 def main() -> int:
     start_s = time.monotonic()
@@ -40,6 +43,7 @@ def main() -> int:
     level, _, form = (_value(flags, LOG) or "info:plain").partition(":")
     set_up(level, form, "penstock engine")
     model = _value(flags, MODEL)
+    share_processors()
     if model is not None and not is_arithmetic(model):
         preload.begin_ranks(int(_value(flags, RANKS) or 1) - 1)
         preload.begin_compilers()
@@ -55,6 +59,14 @@ def main() -> int:
     config = msgspec.json.decode(setup, type=EngineConfig)
     make = partial(make_engine, config, step_log=None if step_log is None else Path(step_log), peers=peers)
     return run_engine(make, Path(folder), start_s)
+
+
+def share_processors() -> None:
+    """Threads of torch's products give their processors back soon after each, unless the environment says how they wait. For
+    another engine may wait for the same processors; of that the library knows nothing, and it would spin for milliseconds.
+    """
+    if os.environ.keys().isdisjoint(("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")):
+        os.environ["GOMP_SPINCOUNT"] = SPINS_OF_SHARED_PROCESSORS
 
 
 def _value(flags: list[str], name: str) -> str | None:
