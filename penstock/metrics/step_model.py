@@ -1,7 +1,9 @@
 """A step model that fits itself while a server runs: seconds a step by what is in it, and how far off it was lately.
 
-Recursive least squares over four terms, with a memory of some hundred steps: a machine of another hour is another machine. Each
-step is predicted before it is learnt from, so the error is of steps not fitted. Pure Python, some microseconds a step.
+Least squares over four terms that are not negative, with a memory of some hundred steps: a machine of another hour is another
+machine. Each step moves one weight after the other to where the squares are least, so that a load which never changes, in
+which terms cannot be told apart, leaves them where they are. Each step is predicted before it is learnt from, so the error is
+of steps not fitted. Pure Python, some microseconds a step.
 """
 
 from collections import deque
@@ -16,7 +18,8 @@ LEAST_STEPS = 32
 NUM_ERRORS = 256
 MOST_FACTOR = 4.0
 """Times the prediction beyond which a step was an accident: it counts as so much."""
-START = 1e3
+LEAST_SEEN = 1e-9
+"""Of a term, below which its weight stays what it was: such steps were forgotten."""
 
 
 class StepErrors(NamedTuple):
@@ -32,7 +35,8 @@ class OnlineStepModel:
     def __init__(self) -> None:
         self.num_steps = 0
         self._weights = [0.0] * len(TERMS)
-        self._spread = [[START * (row == column) for column in range(len(TERMS))] for row in range(len(TERMS))]
+        self._products = [[0.0] * len(TERMS) for _ in TERMS]
+        self._targets = [0.0] * len(TERMS)
         self._errors: deque[tuple[float, float]] = deque(maxlen=NUM_ERRORS)
 
     def predict(self, num_sequences: float, num_prompt_tokens: float, num_kv_tokens: float) -> float:
@@ -70,14 +74,15 @@ class OnlineStepModel:
         those that took half their time weigh no more than others."""
         scale = 1.0 / max(expected_s, 1e-6)
         row = [scale * term for term in terms]
-        gain = [sum(one * value for one, value in zip(line, row)) for line in self._spread]
-        divisor = FORGET + sum(one * value for one, value in zip(row, gain))
-        residual = scale * seconds - sum(weight * value for weight, value in zip(self._weights, row))
-        self._weights = [weight + one / divisor * residual for weight, one in zip(self._weights, gain)]
-        self._spread = [
-            [min((value - gain[i] * gain[j] / divisor) / FORGET, START) for j, value in enumerate(line)]
-            for i, line in enumerate(self._spread)
-        ]
+        for place, value in enumerate(row):
+            products = self._products[place]
+            products[:] = [FORGET * product + value * other for product, other in zip(products, row)]
+            self._targets[place] = FORGET * self._targets[place] + value * scale * seconds
+        weights = self._weights
+        for place, products in enumerate(self._products):
+            if (own := products[place]) > LEAST_SEEN:
+                rest = self._targets[place] - sum(weight * product for weight, product in zip(weights, products))
+                weights[place] = max(weights[place] + rest / own, 0.0)
 
 
 def _terms(num_sequences: float, num_prompt_tokens: float, num_kv_tokens: float) -> list[float]:

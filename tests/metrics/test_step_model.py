@@ -46,3 +46,18 @@ def test_one_accident_bends_nothing() -> None:
     model.take(0.0, 1, 0, 1)
     assert model.num_steps == 401
     assert LEAST_STEPS < 400
+
+
+def test_a_load_that_never_changes_leaves_the_error_the_noise() -> None:
+    """One user, or eight, for hours: what a sequence takes cannot be told from what a step takes."""
+    for num_sequences in (1, 8):
+        model, random = OnlineStepModel(), Random(1)
+        for step in range(10_000):
+            kv, prompt = num_sequences * (100 + step % 200), 150 * (step % 200 == 0)
+            seconds = (0.006 + 0.0004 * num_sequences + 0.0014 * prompt + 6e-6 * kv) * random.gauss(1.0, 0.05)
+            model.take(seconds, num_sequences, prompt, kv)
+        assert model.errors is not None
+        assert model.errors.median < 0.06
+        assert abs(model.errors.bias) < 0.02
+        assert min(model.seconds.values()) >= 0.0
+        assert model.seconds["prompt_token"] == pytest.approx(0.0014, rel=0.2)
