@@ -269,13 +269,14 @@ def test_embeddings_come_through_the_same_line() -> None:
     run(law)
 
 
-def test_an_impossible_config_ends_the_start_with_its_reason() -> None:
+def test_an_impossible_config_ends_the_start_with_its_reason_told_once(caplog: pytest.LogCaptureFixture) -> None:
     async def start(config: EngineConfig) -> None:
         async with running(config):
             pass
 
     with pytest.raises(ConfigError, match="no option"):
         asyncio.run(start(config_of("oracle:colour=3")))
+    assert not caplog.messages, "whoever asked for it tells it"
 
 
 def test_an_engine_that_cannot_start_is_given_up() -> None:

@@ -230,7 +230,7 @@ class EngineClient:
                 status = await self._live()
                 is_new = is_new and not self._ready_for_s
                 is_good = self._ready_for_s > USEFUL_S or (self._ready_for_s > 0.0 and len(self._requests) > 0)
-                self._end_requests(status)
+                num_ended = self._end_requests()
                 if self.is_stopping:
                     return
                 num_failed = 0 if is_good else num_failed + 1
@@ -241,6 +241,9 @@ class EngineClient:
                     raise EngineError(
                         f"the engine ended {num_failed} times in a row without an answer, {_named(status)}"
                     )
+                because = f" ({words.message})" if words is not None else ""
+                message = "the engine ended, %s: %d requests end with it, %d wait for the next"
+                LOGGER.error(message, _named(status) + because, num_ended, len(self._requests))
                 self.num_restarts += 1
                 self._is_restart = True
         finally:
@@ -389,22 +392,17 @@ class EngineClient:
         self.num_supervision_faults += 1
         LOGGER.exception("%s (%d so far)", what, self.num_supervision_faults)
 
-    def _end_requests(self, status: int) -> None:
-        """The process is gone: end what cannot be resumed, keep the rest for its successor."""
+    def _end_requests(self) -> int:
+        """The process is gone: end what cannot be resumed, which is counted, keep the rest for its successor."""
         self.load = IDLE
         if self.on_blocks is not None:
             self.on_blocks(BlocksChanged(is_whole=True))
-        if self._is_stopping:
-            ends = self._requests.end_all(SHUTTING_DOWN, time.monotonic())
-        else:
-            ends = self._requests.end_unresumable(time.monotonic())
-            num_ended = len({delta.request_id for delta in ends})
-            message = "the engine ended, %s: %d requests end with it, %d wait for the next"
-            words = f" ({self._last_words.message})" if self._last_words is not None else ""
-            LOGGER.error(message, _named(status) + words, num_ended, len(self._requests))
+        now = time.monotonic()
+        ends = self._requests.end_all(SHUTTING_DOWN, now) if self._is_stopping else self._requests.end_unresumable(now)
         self._report_ends(ends)
         for number in list(self._asked):
             self._answer(number, CapacityError(GONE))
+        return len({delta.request_id for delta in ends})
 
     def _report_ends(self, deltas: tuple[Delta, ...]) -> None:
         """Metrics hear of requests that ended without their engine."""
