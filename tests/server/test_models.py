@@ -275,6 +275,7 @@ def test_what_cannot_fit_is_refused_at_once() -> None:
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "model_does_not_fit")
         assert answer.headers["x-should-retry"] == "false"
         assert states(server) == {"a": "ready", "b": "cold"}
+        until(lambda: "b is going to be refused" in server.errors.read_text())
 
 
 def test_a_pinned_model_that_does_not_fit_keeps_nobody_else_out() -> None:

@@ -29,6 +29,7 @@ from penstock.service.server.pool.resident import PoolMeters, Residency, Residen
 from penstock.service.server.threads import on_daemon_thread
 
 LOGGER = logging.getLogger(__name__)
+TOO_LARGE = "%s is going to be refused: it takes about %s, the models of this server %s together; raise --models-memory"
 TURN_S = 0.25
 """How often the pool looks around where nothing calls it."""
 ROOM_S = 60.0
@@ -255,6 +256,8 @@ class ModelPool:
                 self._refuse(resident, lambda: too_large(resident, self.budget_bytes))
                 if resident.is_pinned:
                     raise CapacityError(too_large(resident, self.budget_bytes).message)
+                taken, allowed = (f"{size // MIB:,} MiB" for size in (resident.num_bytes, self.budget_bytes or 0))
+                LOGGER.warning(TOO_LARGE, resident.name, taken, allowed)
         except Exception as error:
             self.meters[resident.name].failures.add()
             self._fail(resident, error)
