@@ -43,7 +43,7 @@ from penstock.runtime.execution.ceilings import gpu_product_rate, product_rate
 from penstock.runtime.execution.choose import make_runner
 from penstock.runtime.execution.device import CpuDevice, Device, open_device, settle
 from penstock.runtime.execution.kv_cache import CACHE_DTYPES, bytes_per_kv_value
-from penstock.runtime.execution.load.parameters import dummy_model, load_model
+from penstock.runtime.execution.load.parameters import Finish, dummy_model, load_model
 from penstock.runtime.execution.load.quantize import quantize_fp8
 from penstock.runtime.execution.native.decoder import NativeDecoder
 from penstock.runtime.execution.native.load import load_native
@@ -60,7 +60,7 @@ from penstock.runtime.models.adapters import adapter_bytes
 from penstock.runtime.models.kinds.forgetting import bounded
 from penstock.runtime.models.ranks import RankPlace
 from penstock.runtime.models.sharding import ModelShard, shard_model
-from penstock.runtime.models.spec import GQA, ModelSpec
+from penstock.runtime.models.spec import GQA, MLA, ModelSpec
 from penstock.runtime.ops.quantized.packed import TILE
 from penstock.runtime.sizing import (
     GIB,
@@ -137,8 +137,8 @@ def load(
         spec = _served_spec(config, spec)
         _check_invariance(config)
         with compiled_meanwhile(config, spec, device, warms_up):
-            network = dummy_model(spec, device.torch_device, dtype)
-        return LoadedModel(_kept(config, network), device, None)
+            network = dummy_model(spec, device.torch_device, dtype, finish=_finish(config, spec))
+        return LoadedModel(network, device, None)
     files = open_files(config.model.model, cache, progress)
     spec = _served_spec(config, files.spec)
     native = _load_native(config, device, files) if spec is files.spec else None
@@ -147,14 +147,19 @@ def load(
     _check_invariance(config)
     reported = None if progress is None else lambda done, total: progress("load", done, total)
     packs = _packs(config, device, spec)
-    arguments = spec, files.model.recipes, files.checkpoint, device.torch_device, dtype, reported, packs
+    finish = _finish(config, spec)
+    arguments = spec, files.model.recipes, files.checkpoint, device.torch_device, dtype, reported, packs, finish
     with compiled_meanwhile(config, spec, device, warms_up and not packs):
         network = load_model(*arguments)
-    return LoadedModel(_kept(config, network), device, files)
+    return LoadedModel(network, device, files)
 
 
 def _served_spec(config: EngineConfig, spec: ModelSpec) -> ModelSpec:
     """The model as it is served: as it is, or with layers that forget."""
+    if config.cache.kv != "auto" and any(isinstance(layer.attention, MLA) for layer in spec.layers):
+        raise ConfigError(
+            f"--kv {config.cache.kv} holds keys and values; latents (MLA) are kept in 16 bits: leave it out"
+        )
     bound = bound_of(config.cache.long_context)
     if bound is None:
         return spec
@@ -196,11 +201,11 @@ def _load_part(
         if native is not None:
             return native
     part = ModelPart(spec, place.ranks, place.rank, device.torch_device, device.dtype(config.model.dtype))
+    finish = _finish(config, spec)
     if files is None:
-        part.make_up()
+        part.make_up(finish)
     else:
-        part.load(files.model.recipes, files.checkpoint, reported, _packs(config, device, part.shard.spec))
-    _kept(config, part.model)
+        part.load(files.model.recipes, files.checkpoint, reported, _packs(config, device, part.shard.spec), finish)
     return part
 
 
@@ -442,13 +447,13 @@ def _packs(config: EngineConfig, device: Device, spec: ModelSpec) -> bool:
     return config.model.weights == "packed" or 2 * spec.num_parameters > device.free_bytes * MOST_FLOATS
 
 
-def _kept(config: EngineConfig, network: Decoder | Encoder) -> Decoder | Encoder:
-    """The network with its matrices as asked for."""
-    if config.model.weights == "fp8":
-        if not isinstance(network, Decoder):
-            raise ConfigError("--weights fp8 is for models that generate; leave it out for one that makes vectors")
-        quantize_fp8(network)
-    return network
+def _finish(config: EngineConfig, spec: ModelSpec) -> Finish | None:
+    """What is done to each layer once its numbers are there."""
+    if config.model.weights != "fp8":
+        return None
+    if not spec.generates:
+        raise ConfigError("--weights fp8 is for models that generate; leave it out for one that makes vectors")
+    return quantize_fp8
 
 
 def _pace(device: Device, config: EngineConfig, step_s: float) -> Pace | None:

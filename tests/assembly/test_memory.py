@@ -144,3 +144,10 @@ def test_every_answer_says_that_something_is_forgotten(model: Path, forgetful: L
     assert answer["usage"]["prompt_tokens_details"]["long_context"] == FORGETS
     (completion,) = forgetful.generate([PROMPT], replace(GREEDY, max_tokens=20))
     assert answer["choices"][0]["text"] == completion.choices[0].text
+
+
+def test_latents_in_8_bits_are_refused_before_anything_is_loaded() -> None:
+    """They stay in 16 bits, and a cache sized for 8 would take twice the memory that there is."""
+    config = EngineConfig(model=ModelConfig("dummy:deepseek-v3"), cache=CacheConfig(kv="fp8"))
+    with pytest.raises(ConfigError, match="are kept in 16 bits: leave it out"):
+        make_engine(config, lambda *_: None)

@@ -19,7 +19,7 @@ def test_whole_number_weights_run_everywhere(name):
 
 def test_floats_are_multiplied_as_they_are_held():
     ceilings = find("h100-sxm").peak
-    assert precision_of("fp8", "fp8", ceilings) == Precision(1.0, 1.0, "fp8")
+    assert precision_of("fp8", "fp8", ceilings) == Precision(1.0, 1.0, "fp8", 2.0)
     assert precision_of("bf16", "bf16", ceilings) == Precision()
     with pytest.raises(ConfigError, match="does not compute in bf16"):
         precision_of("bf16", "fp16", find("t4").peak)

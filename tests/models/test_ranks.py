@@ -75,6 +75,7 @@ def test_parts_weigh_what_the_whole_does(name: str) -> None:
         (Ranks(expert=2), spec_of(4, 4), "the model has no experts"),
         (Ranks(expert=8), spec_of(4, 4, experts=6), "--expert 8 for 6 experts"),
         (Ranks(2), replace(spec_of(4, 4), pooling="mean"), "are for models that generate"),
+        (Ranks(pipeline=2), find("deepseek-v3"), "this model has MLA; leave them at 1"),
     ],
 )
 def test_what_cannot_be_cut_is_refused(ranks: Ranks, spec: ModelSpec, words: str) -> None:

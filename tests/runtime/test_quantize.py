@@ -2,12 +2,14 @@
 
 import torch
 
+from penstock.runtime.execution.load.parameters import dummy_model, fill_dummy
 from penstock.runtime.execution.load.quantize import quantize_fp8
+from penstock.runtime.layers.build import build_model
 from penstock.runtime.layers.linear import Linear
 from penstock.runtime.layers.mlp import Gated
 from penstock.runtime.layers.norm import RMSNorm
 from penstock.runtime.layers.quantized.fp8 import Fp8Gated, Fp8Linear, Fp8Norm
-from penstock.runtime.models.spec import GatedMLP, Layer, MoE
+from penstock.runtime.models.spec import MLA, GatedMLP, Layer, MoE, Rope
 from penstock.runtime.ops.quantized.fp8 import round_rows
 from tests.runtime.driving import Text, all_logits, alone, prompts, tiny_model, tiny_spec
 
@@ -69,3 +71,30 @@ def test_a_rounded_model_reads_a_text_whole_or_in_pieces_alike() -> None:
     plain = all_logits(tiny_model(), prompt)
     assert _error(all_logits(model, prompt), plain) < 0.15
     assert alone(model, Text(prompt, chunk_size=1), 4) == alone(model, Text(prompt), 4)
+
+
+def test_layers_are_rounded_one_by_one_as_they_are_filled() -> None:
+    """A device need not have room for 16 bits: when a layer is finished, the next has no numbers yet."""
+    spec, filled = tiny_spec(), []
+    model = build_model(spec, torch.bfloat16)
+
+    def finish(layer: torch.nn.Module) -> None:
+        filled.append([not next(one.parameters()).is_meta for one in model.layers])
+        quantize_fp8(layer)
+
+    fill_dummy(model, torch.device("cpu"), finish=finish)
+    count = len(model.layers)
+    assert count > 1
+    assert filled == [[place <= number for place in range(count)] for number in range(count)]
+    whole = dummy_model(spec, torch.device("cpu"), torch.bfloat16)
+    quantize_fp8(whole)
+    assert [name for name, _ in model.named_parameters()] == [name for name, _ in whole.named_parameters()]
+    assert all(torch.equal(one, other) for one, other in zip(model.parameters(), whole.parameters()))
+
+
+def test_latents_are_made_keys_and_values_of_in_16_bits() -> None:
+    layers = (Layer(MLA(2, 24, 16, 16, Rope(8), 0.2), GatedMLP(64, "silu")),) * 2
+    model, plain = tiny_model(layers=layers), tiny_model(layers=layers)
+    quantize_fp8(model)
+    (prompt,) = prompts(40)
+    assert _error(all_logits(model, prompt), all_logits(plain, prompt)) < 0.15

@@ -16,7 +16,7 @@ from penstock.console.args import arguments_of
 from penstock.console.flags import flags_of
 from penstock.errors import PenstockError
 from penstock.runtime.models.ranks import Ranks
-from penstock.runtime.models.spec import GQA
+from penstock.runtime.models.spec import GQA, MLA, MoE
 from penstock.service.config import ServerConfig
 from penstock.tools.planner.candidate import Candidate
 from penstock.tools.planner.search import Option
@@ -24,7 +24,8 @@ from penstock.tools.sim.replica.adapters import AskedAdapters
 
 MADE_WEIGHTS = ("int8", "int4")
 """Number formats that `quantize` writes once, before serve."""
-SERVED_WEIGHTS = ("bf16", "fp8", "file", *MADE_WEIGHTS)
+FEW_BITS = ("fp8", *MADE_WEIGHTS)
+SERVED_WEIGHTS = ("bf16", "file", *FEW_BITS)
 """Number formats that serve can be asked for, or that a file brings."""
 ADAPTERS_DIR = "ADAPTERS"
 """Stands for the directory that adapters lie in."""
@@ -45,15 +46,16 @@ def standing(candidate: Candidate, gaps: Sequence[str]) -> str:
 
 def gaps_of(candidate: Candidate) -> tuple[str, ...]:
     """What stands between a candidate and its launch today."""
-    gaps = []
-    if all(isinstance(layer.attention, GQA) for layer in candidate.spec.layers):
-        gaps += _layout_gaps(candidate)
-    else:
-        gaps.append("latent attention (MLA) is not computed yet")
-    if candidate.weights not in SERVED_WEIGHTS:
-        gaps.append(f"{candidate.weights} weights: serve keeps weights as the file has them, or in fp8")
-    if candidate.kv not in SERVED_KV:
-        gaps.append(f"{candidate.kv} KV")
+    weights, kv, layers = candidate.weights, candidate.kv, candidate.spec.layers
+    gaps = _layout_gaps(candidate)
+    if weights not in SERVED_WEIGHTS:
+        gaps.append(f"{weights} weights: serve keeps weights as the file has them, or in fp8")
+    if weights in FEW_BITS and any(isinstance(layer.mlp, MoE) for layer in layers):
+        gaps.append(f"{weights} weights: experts of a mixture are computed in 16 bits")
+    if weights in MADE_WEIGHTS and not all(isinstance(layer.attention, GQA) for layer in layers):
+        gaps.append(f"{weights} weights: quantize writes models of grouped-query attention alone")
+    if kv not in SERVED_KV or (kv != "bf16" and any(isinstance(layer.attention, MLA) for layer in layers)):
+        gaps.append(f"{kv} KV: latents are kept in 16 bits" if kv in SERVED_KV else f"{kv} KV")
     return tuple(gaps)
 
 

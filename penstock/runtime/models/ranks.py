@@ -16,7 +16,7 @@ into slices; with more expert than tensor ranks attention is computed by several
 from dataclasses import dataclass
 
 from penstock.errors import ConfigError
-from penstock.runtime.models.spec import GQA, Layer, ModelSpec, MoE, only_gqa
+from penstock.runtime.models.spec import GQA, Layer, ModelSpec, MoE
 
 GROUP = 32
 """Matrices are cut between groups of so many columns, as packed numbers are grouped, wherever there are enough of them."""
@@ -67,7 +67,13 @@ class Ranks:
         if self.expert > 1 and not any(isinstance(layer.mlp, MoE) for layer in spec.layers):
             raise ConfigError(f"--expert {self.expert}, but the model has no experts; leave it at 1")
         for layer in spec.layers:
-            self._check_attention(only_gqa(layer.attention, "split over ranks"))
+            if not isinstance(layer.attention, GQA):
+                kind = type(layer.attention).__name__
+                raise ConfigError(
+                    f"--tensor, --pipeline and --expert split layers of grouped-query attention, and this model has {kind}; "
+                    "leave them at 1 (--replicas runs whole copies)"
+                )
+            self._check_attention(layer.attention)
             self._check_mlp(layer)
         if spec.vocab_size < self.tensor:
             raise ConfigError(f"--tensor {self.tensor} for a vocabulary of {spec.vocab_size}; choose at most that")

@@ -18,19 +18,25 @@ SLACK_BYTES = 1 << 30
 def weight_bytes(spec: ModelSpec, precision: Precision, layout: Layout = SINGLE) -> int:
     """What the fullest rank loads. Of a model that the engine does not deal out, cut evenly: embedding rows lie on the first
     stage, the output matrix on the last; norms and routers on every device."""
+    each, of_vocabulary = precision.weight_bytes, precision.bytes_of_vocabulary
     shards = _shards(spec, layout)
     if shards:
-        return round(max(shard.num_parameters for shard in shards) * precision.weight_bytes)
+        words = [_vocabulary_parameters(shard) for shard in shards]
+        return round(max((one.num_parameters - own) * each + own * of_vocabulary for one, own in zip(shards, words)))
     parts = spec.parameters_by_part
     stages = _stages(spec, layout)
-    sizes: list[float] = [sum(_layer_parameters(spec, layer, layout) for layer in stage) for stage in stages]
-    norms = parts["norms"] / len(stages)
+    sizes = [sum(_layer_parameters(spec, layer, layout) for layer in stage) * each for stage in stages]
     output = parts["output"]
     if spec.tied_embedding and len(stages) > 1:
         output = parts["embedding"]
-    sizes[0] += parts["embedding"] / layout.tensor
-    sizes[-1] += output / layout.tensor
-    return round((max(sizes) + norms) * precision.weight_bytes)
+    sizes[0] += parts["embedding"] / layout.tensor * of_vocabulary
+    sizes[-1] += output / layout.tensor * of_vocabulary
+    return round(max(sizes) + parts["norms"] / len(stages) * each)
+
+
+def _vocabulary_parameters(shard: ModelShard) -> int:
+    parts = shard.spec.parameters_by_part
+    return parts["output"] + (parts["embedding"] if shard.place.is_first_stage else 0)
 
 
 def kv_fraction(spec: ModelSpec, layout: Layout = SINGLE) -> float:

@@ -127,7 +127,7 @@ class Roofline:
         self._stage_fraction = -(-spec.num_layers // layout.pipeline) / spec.num_layers  # of the longest
         self._flops = ceilings.flops_in(precision.compute)
         self._bandwidth = ceilings.bandwidth_bytes_per_s
-        self._weight_bytes = precision.weight_bytes
+        self._weight_bytes, self._vocabulary_bytes = precision.weight_bytes, precision.bytes_of_vocabulary
         self._attention = _attention_kinds(spec, precision.kv_bytes, layout)
         experts = Counter(layer.mlp for layer in spec.layers if isinstance(layer.mlp, MoE))
         self._experts = [
@@ -261,7 +261,7 @@ class Roofline:
         output = 0.0
         if num_drawn:
             size = self._output_parameters
-            output = self._roof(2.0 * size * num_drawn, size * self._weight_bytes)
+            output = self._roof(2.0 * size * num_drawn, size * self._vocabulary_bytes)
         pointwise = (num_tokens * self._pointwise_bytes + num_drawn * self._state_bytes) / self._bandwidth
         traffic = self._traffic.seconds(num_tokens) + self._traffic.hops_s(num_tokens) if self._traffic else 0.0
         overhead = self._layers_s + num_drawn * self._sequence_s

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from penstock.runtime.models.spec import GQA, MLA, ModelSpec, MoE
 from penstock.tools.cost.memory import kv_fraction
+from penstock.tools.cost.precision import Precision
 from penstock.tools.planner.candidate import Candidate
 from penstock.tools.planner.demand import Sizes
 from penstock.tools.planner.figures import sequences_that_fit
@@ -55,7 +56,7 @@ def fit_of(candidate: Candidate, sizes: Sizes) -> Fit:
     return Fit(
         memory_bytes=sizing.free_bytes,
         margin_bytes=sizing.free_bytes - int(sizing.free_bytes * fraction),
-        weight_bytes=_shares(spec, sizing.weight_bytes),
+        weight_bytes=_shares(spec, candidate.precision, sizing.weight_bytes),
         activation_bytes=candidate.activation_bytes if candidate.measured is None else sizing.workspace_bytes,
         reserve_bytes=candidate.reserve_bytes if candidate.measured is None else 0,
         adapter_bytes=candidate.adapter_bytes,
@@ -87,7 +88,7 @@ def kv_by_attention(spec: ModelSpec, bytes_per_value: float) -> dict[str, int]:
     return {kind: round(size) for kind, size in found.items()}
 
 
-def _shares(spec: ModelSpec, total_bytes: int) -> dict[str, int]:
+def _shares(spec: ModelSpec, precision: Precision, total_bytes: int) -> dict[str, int]:
     """A device's weights by part, in proportion to the model's own parts."""
     parts = spec.parameters_by_part
     experts = sum(
@@ -100,7 +101,9 @@ def _shares(spec: ModelSpec, total_bytes: int) -> dict[str, int]:
         "layers": parts["attention"] + parts["mlp"] + parts["norms"] - experts,
         "embedding and output": parts["embedding"] + parts["output"],
     }
-    whole = sum(counts.values())
-    shares = {part: round(total_bytes * count / whole) for part, count in counts.items() if count}
+    sizes = {part: count * precision.weight_bytes for part, count in counts.items() if count}
+    sizes["embedding and output"] *= precision.bytes_of_vocabulary / precision.weight_bytes
+    whole = sum(sizes.values())
+    shares = {part: round(total_bytes * size / whole) for part, size in sizes.items()}
     shares["layers"] += total_bytes - sum(shares.values())
     return shares

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from penstock.errors import ConfigError
 from penstock.metrics.summary import Slo
-from penstock.runtime.models.spec import ModelSpec, MoE
+from penstock.runtime.models.spec import GQA, ModelSpec, MoE
 from penstock.tools.cost.hardware import Hardware
 from penstock.tools.cost.layout import SINGLE, Layout
 from penstock.tools.cost.precision import KvFormat, WeightFormat, precision_of
@@ -79,7 +79,7 @@ def candidates(
     asked: dict[str, Any] = {"max_context": search_space.max_context, "adapters": search_space.adapters}
     for hardware in search_space.hardware:
         cuts = list(layouts(spec, hardware, search_space.max_devices))
-        if file_bytes is not None and hardware.kind == "cpu":
+        if file_bytes is not None and hardware.kind == "cpu" and _stays_packed(spec):
             whole = precision_of("bf16", "bf16", hardware.achievable)
             precision = replace(whole, weight_bytes=file_bytes / spec.num_parameters)
             for layout in [SINGLE] if hardware.num_parts == 1 else cuts:  # one process on a whole machine
@@ -94,6 +94,11 @@ def candidates(
                 continue
             for layout in cuts:
                 yield Candidate(spec, hardware, layout, weights, kv, precision, **asked)
+
+
+def _stays_packed(spec: ModelSpec) -> bool:
+    """Mixtures, latents and states are widened on a CPU too."""
+    return all(isinstance(layer.attention, GQA) and not isinstance(layer.mlp, MoE) for layer in spec.layers)
 
 
 def layouts(spec: ModelSpec, hardware: Hardware, max_devices: int) -> Iterator[Layout]:

@@ -7,8 +7,9 @@ the model is refused by the name of the tensor. Numbers already in the right typ
 import math
 import re
 import warnings
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from difflib import get_close_matches
+from itertools import groupby
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +29,8 @@ from penstock.runtime.models.spec import ModelSpec
 
 Progress = Callable[[int, int], None]
 """Told how many numbers of how many are in place."""
+Finish = Callable[[nn.Module], None]
+"""Called with each layer whose numbers are in place, before the next is filled: a model that is made smaller is never whole."""
 
 SLICE_VALUES = 1 << 22
 """Numbers converted at once: what loading needs beside the parameters."""
@@ -49,10 +52,11 @@ def load_model(
     dtype: torch.dtype,
     progress: Progress | None = None,
     packs: bool = False,
+    finish: Finish | None = None,
 ) -> Decoder | Encoder:
     """With `packs`, matrices of a decoder that the file holds in few bits stay in them."""
     model = build_model(spec, dtype)
-    used = fill_model(model, recipes, checkpoint, device, progress, packs)
+    used = fill_model(model, recipes, checkpoint, device, progress, packs, finish)
     check_all_used(checkpoint.names, used, spec)
     return model.eval()
 
@@ -64,18 +68,34 @@ def fill_model(
     device: torch.device,
     progress: Progress | None = None,
     packs: bool = False,
+    finish: Finish | None = None,
 ) -> set[str]:
     """Put numbers into all parameters of a model that has none; returns the names of the tensors they came from."""
     parameters = dict(model.named_parameters())
     _check_names(parameters, recipes, model.spec)
     total, done = sum(parameter.numel() for parameter in parameters.values()), 0
     used: set[str] = set()
-    for name, parameter in parameters.items():
-        used |= _fill_one(model, name, recipes[name], checkpoint, device, packs)
-        done += parameter.numel()
-        if progress is not None:
-            progress(done, total)
+    for names in _layer_by_layer(model, parameters, finish):
+        for name in names:
+            used |= _fill_one(model, name, recipes[name], checkpoint, device, packs)
+            done += parameters[name].numel()
+            if progress is not None:
+                progress(done, total)
     return used
+
+
+def _layer_by_layer(model: nn.Module, names: Iterable[str], finish: Finish | None) -> Iterator[Iterable[str]]:
+    """Names of a layer's parameters at a time, those outside of layers between them; a layer is finished behind its own."""
+    for layer, own in groupby(names, _layer_of):
+        yield own
+        if finish is not None and layer:
+            finish(model.get_submodule(layer))
+
+
+def _layer_of(name: str) -> str:
+    """`layers.3` of `layers.3.mlp.down.weight`; nothing of what is in no layer."""
+    first, number, *_ = f"{name}.".split(".")
+    return f"{first}.{number}" if first == "layers" else ""
 
 
 def fill_parameter(
@@ -104,23 +124,27 @@ def _fill_one(
     return set(audit.reached)
 
 
-def dummy_model(spec: ModelSpec, device: torch.device, dtype: torch.dtype, seed: int = 0) -> Decoder | Encoder:
+def dummy_model(
+    spec: ModelSpec, device: torch.device, dtype: torch.dtype, seed: int = 0, finish: Finish | None = None
+) -> Decoder | Encoder:
     """A model of random numbers, the same on every run, of a size that keeps activations near one."""
     model = build_model(spec, dtype)
-    fill_dummy(model, device, seed)
+    fill_dummy(model, device, seed, finish)
     return model.eval()
 
 
-def fill_dummy(model: nn.Module, device: torch.device, seed: int = 0) -> None:
+def fill_dummy(model: nn.Module, device: torch.device, seed: int = 0, finish: Finish | None = None) -> None:
     """The same for a model that has no numbers yet."""
     generator = torch.Generator(device).manual_seed(seed)
-    for name, parameter in list(model.named_parameters()):
-        values = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
-        if "norm" in name:
-            values.fill_(0.0 if name.endswith("bias") else 1.0)
-        else:
-            values.normal_(0.0, parameter.shape[-1] ** -0.5, generator=generator)
-        _put(model, name, values)
+    for names in _layer_by_layer(model, [name for name, _ in model.named_parameters()], finish):
+        for name in names:
+            parameter = model.get_parameter(name)
+            values = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
+            if "norm" in name:
+                values.fill_(0.0 if name.endswith("bias") else 1.0)
+            else:
+                values.normal_(0.0, parameter.shape[-1] ** -0.5, generator=generator)
+            _put(model, name, values)
 
 
 def _read(

@@ -1,7 +1,8 @@
 """Turns a loaded model's matrices into 8-bit floats, from outside: layers do not know it was ever otherwise.
 
 Left as they are: the embedding and the output matrix, whose errors would go straight into the scores; the routers of
-mixtures, which decide rather than compute; and the experts, which have kernels of their own.
+mixtures, which decide rather than compute; the experts, which have kernels of their own; and what makes keys and values of
+latents, which multiplies a head at a time.
 """
 
 from torch import nn
@@ -13,11 +14,11 @@ from penstock.runtime.layers.mlp import Gated, Ungated
 from penstock.runtime.layers.norm import RMSNorm
 from penstock.runtime.layers.quantized.fp8 import Fp8Gated, Fp8Linear, Fp8Norm
 
-KEPT = frozenset({"output", "router"})
+KEPT = frozenset({"output", "router", "kv_b"})
 
 
 def quantize_fp8(model: nn.Module) -> None:
-    """In place, one matrix at a time: the most memory it needs beside the model is that of one matrix."""
+    """Of a model or a layer of it, in place, one matrix at a time: it needs the memory of one beside what there is."""
     for name, child in list(model.named_children()):
         if isinstance(child, Gated):
             setattr(model, name, Fp8Gated(child))

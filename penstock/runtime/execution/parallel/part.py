@@ -10,7 +10,7 @@ from penstock.runtime.execution.cuda.runner import CudaRunner
 from penstock.runtime.execution.eager.forward import EagerForward, RunnerParts, make_parts
 from penstock.runtime.execution.eager.runner import StepRunner
 from penstock.runtime.execution.kv_cache import KVCache
-from penstock.runtime.execution.load.parameters import check_all_used, fill_dummy, fill_model
+from penstock.runtime.execution.load.parameters import Finish, check_all_used, fill_dummy, fill_model
 from penstock.runtime.execution.native.cache import NativeCache
 from penstock.runtime.execution.parallel.forward import SharedForward
 from penstock.runtime.execution.parallel.native import NativePart
@@ -39,15 +39,20 @@ class ModelPart:
         self.model: Decoder = build_shard(self.shard, device, dtype)
 
     def load(
-        self, recipes: Recipes, checkpoint: Checkpoint, progress: Progress | None = None, packs: bool = False
+        self,
+        recipes: Recipes,
+        checkpoint: Checkpoint,
+        progress: Progress | None = None,
+        packs: bool = False,
+        finish: Finish | None = None,
     ) -> None:
         used = {name for recipe in recipes.values() for name in sources(recipe)}
         check_all_used(checkpoint.names, used, self.shard.whole)
-        fill_model(self.model, shard_recipes(recipes, self.shard), checkpoint, self.device, progress, packs)
+        fill_model(self.model, shard_recipes(recipes, self.shard), checkpoint, self.device, progress, packs, finish)
 
-    def make_up(self) -> None:
+    def make_up(self, finish: Finish | None = None) -> None:
         """Random numbers, for benchmarks."""
-        fill_dummy(self.model, self.device, seed=self.shard.place.rank)
+        fill_dummy(self.model, self.device, self.shard.place.rank, finish)
 
     def join(self, world: World) -> Decoder | StagedDecoder:
         join_shard(self.model, self.shard, world)
