@@ -16,6 +16,7 @@ from penstock.console.args import arguments_of
 from penstock.console.flags import flags_of
 from penstock.errors import PenstockError
 from penstock.runtime.models.ranks import Ranks
+from penstock.runtime.models.registry import COUNTED_ALONE
 from penstock.runtime.models.spec import GQA, MLA, MoE
 from penstock.service.config import ServerConfig
 from penstock.tools.planner.candidate import Candidate
@@ -48,6 +49,8 @@ def gaps_of(candidate: Candidate) -> tuple[str, ...]:
     """What stands between a candidate and its launch today."""
     weights, kv, layers = candidate.weights, candidate.kv, candidate.spec.layers
     gaps = _layout_gaps(candidate)
+    if candidate.spec.architecture in COUNTED_ALONE:
+        gaps.append(f"{COUNTED_ALONE[candidate.spec.architecture]} is not computed yet")
     if weights not in SERVED_WEIGHTS:
         gaps.append(f"{weights} weights: serve keeps weights as the file has them, or in fp8")
     if weights in FEW_BITS and any(isinstance(layer.mlp, MoE) for layer in layers):
