@@ -24,6 +24,7 @@ from penstock.runtime.formats.source import parse_source
 from penstock.runtime.formats.store import StoreEntry, commit, record_files, temporary_directory
 from penstock.runtime.models import catalog, registry
 from penstock.runtime.models.catalog import find as find_model
+from penstock.runtime.models.spec import COUNTED_ALONE
 from penstock.runtime.sizing import Sizing
 from penstock.tools.cost.hardware import find as find_hardware
 from penstock.tools.cost.layout import Layout
@@ -408,4 +409,4 @@ def test_a_known_model_has_recipes_or_is_said_not_to_run(model):
         is_read = True
     except ModelFileError:
         is_read = False
-    assert is_read == (spec.architecture not in registry.COUNTED_ALONE)
+    assert is_read == (spec.architecture not in COUNTED_ALONE)

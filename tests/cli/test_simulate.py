@@ -66,6 +66,14 @@ def test_refusals_are_shown_whichever_strategy_refuses(capsys):
     assert "refused" in printed.out
 
 
+def test_what_serve_does_not_do_is_said_beside_what_it_would_give(capsys):
+    words = ["simulate", "--model", "qwen3-30b-a3b", "--hardware", "h200", "--num-requests", "2"]
+    assert main([*words, "--weights", "fp8"]) == 0
+    assert "not yet     fp8 weights: experts of a mixture are computed in 16 bits" in capsys.readouterr().out
+    assert main(words) == 0
+    assert "not yet" not in capsys.readouterr().out
+
+
 def test_the_same_seed_gives_the_same_answer(capsys):
     first, second, other = (simulate(capsys, "--json", "--seed", seed)[1].out for seed in "334")
     assert first == second != other

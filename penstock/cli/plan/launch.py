@@ -16,23 +16,16 @@ from penstock.console.args import arguments_of
 from penstock.console.flags import flags_of
 from penstock.errors import PenstockError
 from penstock.runtime.models.ranks import Ranks
-from penstock.runtime.models.registry import COUNTED_ALONE
-from penstock.runtime.models.spec import GQA, MLA, MoE
 from penstock.service.config import ServerConfig
+from penstock.tools.cost.unserved import MADE_WEIGHTS, unserved
 from penstock.tools.planner.candidate import Candidate
 from penstock.tools.planner.search import Option
 from penstock.tools.sim.replica.adapters import AskedAdapters
 
-MADE_WEIGHTS = ("int8", "int4")
-"""Number formats that `quantize` writes once, before serve."""
-FEW_BITS = ("fp8", *MADE_WEIGHTS)
-SERVED_WEIGHTS = ("bf16", "file", *FEW_BITS)
-"""Number formats that serve can be asked for, or that a file brings."""
 ADAPTERS_DIR = "ADAPTERS"
 """Stands for the directory that adapters lie in."""
 RENDEZVOUS = "HOST:29500"
 """Stands for an address of the first of several machines."""
-SERVED_KV = ("bf16", "fp8", "int8")
 
 
 UNTRIED = "untried on several GPUs"
@@ -47,19 +40,7 @@ def standing(candidate: Candidate, gaps: Sequence[str]) -> str:
 
 def gaps_of(candidate: Candidate) -> tuple[str, ...]:
     """What stands between a candidate and its launch today."""
-    weights, kv, layers = candidate.weights, candidate.kv, candidate.spec.layers
-    gaps = _layout_gaps(candidate)
-    if candidate.spec.architecture in COUNTED_ALONE:
-        gaps.append(f"{COUNTED_ALONE[candidate.spec.architecture]} is not computed yet")
-    if weights not in SERVED_WEIGHTS:
-        gaps.append(f"{weights} weights: serve keeps weights as the file has them, or in fp8")
-    if weights in FEW_BITS and any(isinstance(layer.mlp, MoE) for layer in layers):
-        gaps.append(f"{weights} weights: experts of a mixture are computed in 16 bits")
-    if weights in MADE_WEIGHTS and not all(isinstance(layer.attention, GQA) for layer in layers):
-        gaps.append(f"{weights} weights: quantize writes models of grouped-query attention alone")
-    if kv not in SERVED_KV or (kv != "bf16" and any(isinstance(layer.attention, MLA) for layer in layers)):
-        gaps.append(f"{kv} KV: latents are kept in 16 bits" if kv in SERVED_KV else f"{kv} KV")
-    return tuple(gaps)
+    return (*_layout_gaps(candidate), *unserved(candidate.spec, candidate.weights, candidate.kv))
 
 
 def _layout_gaps(candidate: Candidate) -> list[str]:

@@ -33,6 +33,7 @@ from penstock.tools.cost.layout import Layout
 from penstock.tools.cost.memory import kv_fraction, weight_bytes, workspace_bytes
 from penstock.tools.cost.precision import KvFormat, Precision, WeightFormat, precision_of
 from penstock.tools.cost.roofline import NO_OVERHEAD, Overhead, roofline
+from penstock.tools.cost.unserved import unserved
 from penstock.tools.measure.this_machine import find_hardware
 from penstock.tools.sim.padding import PaddedCost
 from penstock.tools.sim.queueing import QueueFigures, queue_figures
@@ -225,6 +226,7 @@ def roofline_basis(config: Config) -> Basis:
             ),
             *config.techniques.rows(fleet.sizing),
             *adapter_rows(config.asked, spec),
+            *(("not yet", gap) for gap in unserved(spec, machines.weights, config.kv_format)),
             *_link_rows(device, machines.layout),
         ]
 

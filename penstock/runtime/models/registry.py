@@ -124,9 +124,6 @@ NOT_FROM_GGUF = {
 }
 """Architectures of GGUF files that are read from safetensors alone."""
 
-COUNTED_ALONE = {"llama4": "Llama 4"}
-"""Architectures, by our name, that are described, counted and planned for, and cannot be loaded."""
-
 QUANTIZATIONS: dict[str, tuple[Architecture, ...]] = {
     "mxfp4": (gpt_oss,),
     **{method: tuple(dict.fromkeys(BY_CLASS.values())) for method in METHODS},

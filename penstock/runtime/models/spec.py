@@ -194,6 +194,9 @@ def only_gqa(part: object, purpose: str) -> GQA:
 
 MLP = GatedMLP | PlainMLP | MoE
 
+COUNTED_ALONE = {"llama4": "Llama 4"}
+"""Architectures that are described, counted and planned for, and not computed."""
+
 NO_MLP = PlainMLP(0, "relu2")
 """Of a layer that mixes tokens and does nothing else: it has neither an MLP nor the norm before one (Nemotron-H)."""
 
