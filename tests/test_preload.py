@@ -25,6 +25,8 @@ def test_it_imports_nothing_that_takes_time() -> None:
 
 
 SUMS = """
+import os
+os.sched_setaffinity(0, range(os.cpu_count()))
 from penstock.assembly.worker import share_processors
 share_processors()
 import time, torch

@@ -32,7 +32,11 @@ def page() -> str:
     for title, dialect, refused in DIALECTS:
         parts.append(f"## {title}\n\n| | path | | fields |\n|---|---|---|---|")
         for route in ROUTES:
-            if dialect_of(route.path, False) is dialect and not route.path.startswith(OURS) and route.path != "/":
+            if (
+                isinstance(dialect_of(route.path, False), type(dialect))
+                and not route.path.startswith(OURS)
+                and route.path != "/"
+            ):
                 parts.append(f"| {route.method} | `{route.path}` | {route.help} | {_fields(route.body)} |")
         parts.append("")
         known = {field: way_out for table in refused for field, way_out in table.items()}
