@@ -1,16 +1,24 @@
 """Laws of `tune` around its search: what it kept is found by `serve`, flags win over it, and old settings are not used."""
 
+import asyncio
 import json
+import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from penstock.cli.bench.config import parse_slo
 from penstock.cli.main import main
 from penstock.cli.serve import found_values
+from penstock.cli.tune.command import Config, TunedLoad
 from penstock.cli.tune.kept import keep, tuned_path
+from penstock.cli.tune.live import LiveContest, LiveServer
+from penstock.config import ModelConfig
 from penstock.tools.measure.profiles import versions
 from penstock.tools.measure.tiles import read_tiles, tiles_path
+from penstock.tools.tune.setting import DEFAULT, Setting
 from tests.tune.test_search import tuned
 
 
@@ -60,6 +68,17 @@ def test_what_cannot_be_tuned_is_refused(
 ) -> None:
     assert main(["tune", *words]) == 2
     assert fault in capsys.readouterr().err
+
+
+def test_a_setting_that_this_model_does_not_start_with_loses_and_ends_nothing() -> None:
+    model, refused = ModelConfig("scripted:step_ms=2"), Setting(max_batch_tokens=4, max_sequences=64)
+    load = TunedLoad(Config(model=model).load, rate=5.0, run_s=1.0, vocab_size=256)
+    servers = [LiveServer(one, model) for one in (DEFAULT, refused)]
+    live = LiveContest(servers, partial(load.plan, 1.0), parse_slo("ttft<9s"), keeps=False, show=lambda text: None)
+    asyncio.run(live.run(time.monotonic() + 1.0))
+    assert live.good[refused.label] == [0.0]
+    assert live.good[DEFAULT.label][0] > 0.0
+    assert any("did not start" in doubt for doubt in live.doubts)
 
 
 @pytest.mark.slow

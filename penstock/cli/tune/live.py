@@ -145,8 +145,16 @@ class LiveContest:
         self.contest.add(values)
 
     async def _open(self, server: LiveServer) -> None:
-        """Start it and ask it a few things, so that the first round finds it warm."""
-        await server.open()
+        """Start it and ask it a few things, so that the first round finds it warm. A setting that this model does not start
+        with answers nothing; the default must."""
+        try:
+            await server.open()
+        except EngineError as error:
+            server.stop()
+            if server is self.servers[0]:
+                raise
+            self._doubt(str(error))
+            return
         asks = [
             replace(ask, turns=tuple(replace(turn, num_answer=WARM_UP_TOKENS) for turn in ask.turns[:1]))
             for ask in self.plan_of(0, "warm up").asks[:WARM_UP]
@@ -160,7 +168,7 @@ class LiveContest:
             await self._open(server)
         client, target = server.client, server.target
         if client is None or target is None:
-            raise EngineError(f"the server with {server.setting.label} is gone")
+            return 0.0
         idle = Disturbance()
         await asyncio.sleep(IDLE_S)
         self.idle_fractions.append(idle.fraction or 0.0)
@@ -168,6 +176,10 @@ class LiveContest:
         measured = await run_plan(client, target, plan, LoadShape(stops=False, timeout_s=120.0))
         figures = figures_of(measured, plan, target, self.slo, Counters())
         for doubt in flags_of(figures):
-            if doubt.name in ("client-bound", "server-gone") and doubt.text not in self.doubts:
-                self.doubts.append(doubt.text)
+            if doubt.name in ("client-bound", "server-gone"):
+                self._doubt(doubt.text)
         return figures.summary.good_fraction * figures.summary.num_requests / max(plan.num_requests, 1)
+
+    def _doubt(self, text: str) -> None:
+        if text not in self.doubts:
+            self.doubts.append(text)
